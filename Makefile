@@ -10,7 +10,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-random test-mutations test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
+.PHONY: deploy-docs demo test test-rare test-site test-quick test-random test-mutations test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
 	sdist wheel wheel-aarch64 wheel-manylinux check-wheel release-notes lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
@@ -20,6 +20,11 @@ demo: build
 # One process per core. Each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers
 	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal
+
+# Long tests, and further cases of laws that `make test` checks with fewer.
+test-rare: build peers
+	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal -m "rare and not simulated"
+	$(BIN)/python -m pytest -m "rare and simulated" -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # Some tests of each folder, in less than a minute. They compare the sampler and inclusion probabilities with their references. They check the
 # digests of batches on 1, 2 and 4 ranks, the communication of two ranks, and the death of a rank.
@@ -46,7 +51,7 @@ test-faults: build peers
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-# Random jobs of loaders, and random models through each conversion. `make test` runs the first hundreds. A failing case is printed as a script that runs by itself.
+# Random jobs of loaders, and random models through each conversion. `make test` runs the first hundred jobs and about as many models. A failing case is printed as a script that runs by itself.
 # make test-random CASES=10000 FIRST=300 KIND=jobs
 CASES ?= 1000
 FIRST ?= 0
@@ -60,7 +65,7 @@ test-mutations: build
 
 # Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
 test-simulated: build peers
-	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
+	$(BIN)/python -m pytest -m "simulated and not rare" -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # The wheel and the quickstart, in an empty environment away from the sources.
 test-wheel: wheel
@@ -156,10 +161,18 @@ paper: build
 docs: $(VENV)/docs/installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
 
+# Publishes the documentation of VERSION on the branch gh-pages, in a folder of its own. The version `dev` shows the main branch.
+deploy-docs: $(VENV)/docs/installed
+	NO_MKDOCS_2_WARNING=1 packaging/deploy_docs.sh $(VENV)/docs/bin "$(VERSION)"
+
 $(VENV)/docs/installed: docs/requirements.txt
 	$(PYTHON) -m venv $(VENV)/docs
 	$(VENV)/docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	touch $@
+
+# Every page of the site in Debian's chromium, as on a desktop and on a phone. Without chromium the tests skip, or fail if FAIL_WITHOUT_BROWSER is set.
+test-site: build docs
+	$(BIN)/python -m pytest -m browser tests/project/test_site.py
 
 build: $(VENV)/built
 

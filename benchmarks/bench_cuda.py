@@ -42,9 +42,9 @@ WARM_UP = 10
 #: Loaders of the first graph: name -> options.
 LOADERS = {
     "beta 0": {},
-    "beta 0, zero copy": {"zero_copy": True},
+    "beta 0, zero copy": {"device_rows": {"zero_copy": True}},
     "beta 0.1": {"device_rows": 0.1},
-    "beta 0.1, zero copy": {"device_rows": 0.1, "zero_copy": True},
+    "beta 0.1, zero copy": {"device_rows": {"part": 0.1, "zero_copy": True}},
     "beta 0.1, depth 1": {"device_rows": 0.1, "depth": 1},
     "beta 1": {"device_rows": 1.0},
 }
@@ -176,7 +176,7 @@ def make_loaders(data: Data, arguments: argparse.Namespace, device: torch.device
     loaders: dict[str, Iterable] = {
         name: NeighborLoader(data, FANOUTS, data.train_mask, device=device, **common, **options)
         for name, options in LOADERS.items()
-        if has_kernel(device) or not options.get("zero_copy")
+        if has_kernel(device) or "zero copy" not in name
     }
     for name in PYG[:1]:
         keeps = {"persistent_workers": arguments.workers > 0, "pin_memory": device.type != "cpu"}

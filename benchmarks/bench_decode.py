@@ -27,7 +27,7 @@ from torch import Tensor
 from salientpp.store.assembly import assemble_rows, decode_rows
 from salientpp.store.narrow import Narrow
 
-FORMATS = ["fp16", "bf16", "fp8", "int8", "int8/32", "int4", "int4/32"]
+FORMATS = ["fp16", "bf16", "int8", "int8/32", "int4", "int4/32"]
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ The graph has the numbers of vertices and edges of ogbn-products (2.4 M and 105 
 
 * ``host, 1 thread`` and ``host, 8 threads``: ``ops.sample_neighbors``.
 * ``device``: the same samples drawn on the device, where they stay; 1 and 4 threads, each with a stream of its own.
-* ``device to host``: what a loader with ``sample_on="device"`` does; the sample is copied to pinned memory.
+* ``device to host``: what a loader with ``neighbor_sampler="device"`` does; the sample is copied to pinned memory.
 * ``device, in place``: the lists are in pinned memory of the host, and the device reads them there.
 
 With ``--device cpu`` and a small graph, kernels run in Triton's interpreter (``TRITON_INTERPRET=1``). That only shows that the script works.

@@ -144,7 +144,7 @@ def _run(rank: int, root: str, folder: str, batch_size: int, alpha: float) -> No
     options: dict[str, Any] = dict(batch_size=batch_size, shuffle=True, seed=1, replication_factor=alpha, num_workers=1)
     loaders = {
         (shared, window): salientpp.NeighborLoader(
-            part, FANOUTS, "train", lookahead=window, shared_draws=shared, draw_block=block, **options
+            part, FANOUTS, "train", lookahead=window, shared_draws={"vertices": shared, "block": block}, **options
         )
         for shared, block in ((None, 1), ("batch", BLOCK))
         for window in (0, 4, 16, "auto")

@@ -34,8 +34,8 @@ from salientpp.datasets.load import load_dataset
 from salientpp.store.narrow import EncodedRows, Loss, Narrow
 from salientpp.store.rows import TensorRows
 
-FORMATS = ["fp16", "bf16", "fp8", "int8", "int8/32", "int4", "int4/32", "int4/16"]
-TRAINED = [None, "bf16", "fp8", "int8", "int4", "int4/32"]
+FORMATS = ["fp16", "bf16", "int8", "int8/32", "int4", "int4/32", "int4/16"]
+TRAINED = [None, "bf16", "int8", "int4", "int4/32"]
 FANOUTS, BATCH = [10, 5], 256
 
 

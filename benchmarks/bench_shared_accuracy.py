@@ -26,9 +26,9 @@ from salientpp.datasets.load import load_dataset
 BATCH = 64
 DRAWS: list[dict[str, Any]] = [
     {},
-    {"draw_block": 64},
-    {"shared_draws": "batch"},
-    {"shared_draws": "batch", "draw_block": 64},
+    {"block": 64},
+    {"vertices": "batch"},
+    {"vertices": "batch", "block": 64},
 ]
 
 
@@ -48,13 +48,13 @@ def main() -> None:
             part = salientpp.partition(data, 1, Path(folder) / "parts", bench_narrow.FANOUTS, BATCH)
             for draws in DRAWS:
                 found = [
-                    bench_narrow.accuracy(part, seed, arguments.epochs, BATCH, **draws)
+                    bench_narrow.accuracy(part, seed, arguments.epochs, BATCH, shared_draws=draws)
                     for seed in range(arguments.seeds)
                 ]
                 row = {
                     "graph": name,
-                    "shared_draws": draws.get("shared_draws"),
-                    "draw_block": draws.get("draw_block", 1),
+                    "shared_draws": draws.get("vertices"),
+                    "draw_block": draws.get("block", 1),
                 }
                 row |= {"accuracy": found, "mean": statistics.mean(found), "spread": statistics.stdev(found)}
                 rows.append(row)

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from cluster import Cluster, bytes_received, unavailable
 from common import reset_peak, resident_bytes, write_results
-from strategies import STRATEGIES, Network, Setting, equal_fanouts, missing
+from strategies import STRATEGIES, Network, Setting, missing
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -132,7 +132,6 @@ class Graphs:
     def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
         self._folder, self._arguments = folder, arguments
         self._hosts: dict[str, Tensor] = {}
-        self._equal: dict[str, dict[int, int]] = {}
         self._opened: tuple[str, Data] | None = None
 
     def root(self, graph: str, ranks_per_host: int) -> Path:
@@ -149,13 +148,6 @@ class Graphs:
                 assignment[of_host] += self._divide(data.subgraph(of_host), ranks_per_host)
             salientpp.partition(data, HOSTS * ranks_per_host, root, method=assignment)
         return root
-
-    def equal_fanouts(self, graph: str, ranks_per_host: int) -> dict[int, int]:
-        """Returns fanouts of random ranking that preload about as many rows as VIP; counted once for each graph."""
-        if graph not in self._equal:
-            with Cluster(HOSTS, None, ranks_per_host) as cluster:
-                self._equal[graph] = cluster.run(count_rows, str(self.root(graph, ranks_per_host)), ranks_per_host)[0]
-        return self._equal[graph]
 
     def _open(self, graph: str) -> Data:
         if self._opened is None or self._opened[0] != graph:
@@ -185,9 +177,8 @@ def measured(cell: Cell, graphs: Graphs, names: list[str], arguments: argparse.N
     seeds = sum(part.split("train", number).numel() for number in range(part.num_parts))
     batch_size = math.ceil(seeds / (part.num_parts * arguments.batches))
     names = [name for name in names if cell.is_ranked or not name.endswith("few")]
-    equal = graphs.equal_fanouts(cell.graph, cell.ranks_per_host) if any("uniform" in name for name in names) else {}
     setting = Setting(
-        HOSTS, cell.ranks_per_host, cell.model, cell.layers, arguments.hidden, FANOUTS[cell.layers], batch_size, arguments.alpha, equal
+        HOSTS, cell.ranks_per_host, cell.model, cell.layers, arguments.hidden, FANOUTS[cell.layers], batch_size, arguments.alpha
     )  # fmt: skip
     epochs = arguments.epochs or cell.epochs
     sizes = {"vertices": part.num_vertices, "edges": part.num_edges, "train": seeds, "batch_size": batch_size}
@@ -224,10 +215,6 @@ def combined(of_ranks: list[dict[str, Any]], per_host: int) -> dict[str, Any]:
         **{name: of_ranks[0][name] for name in ("accuracy", "largest_class")},
         **rows,
     }
-
-
-def count_rows(rank: int, root: str, ranks_per_host: int) -> dict[int, int]:
-    return equal_fanouts(salientpp.load(root), ranks_per_host)
 
 
 def train(rank: int, root: str, name: str, setting: Setting, epochs: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Measures what a topology in parts costs and saves, compared with a topology on every host. Writes results/topology.json and
-results/topology_copies.json. Needs root and iproute2.
+"""Measures what a topology in parts costs and saves, compared with a topology on every host. Writes results/topology.json.
+Needs root and iproute2.
 
     python benchmarks/bench_topology.py [--hosts 4 8] [--links 20:1 100:0.1 100:1 100:5] [--turns 5]
 
@@ -8,7 +8,7 @@ written in both forms. A loader over each form gives the same batches, in turns:
 gradients cross the same links. Sums over all batches are compared.
 
 CPU seconds count all threads of a rank's process, and are means over the ranks. The ratio is the median over turns of the ratio in one
-turn. Copies of lists (``topology_cache``) are counted for several budgets: where the lists are that a rank's batches read, and the bytes that ranks exchange.
+turn.
 
 All ranks share the cores of one machine: the network is delayed, computation is not. So CPU seconds of the ranks add up where they would not on hosts.
 """
@@ -19,7 +19,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,13 +56,6 @@ def main() -> None:
         help="depths beside the default, for the first number of hosts and --depth-link",
     )
     parser.add_argument("--depth-link", default="100:1")
-    parser.add_argument(
-        "--budgets",
-        type=float,
-        nargs="*",
-        default=[0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2],
-        help="bytes of copies per byte of all lists",
-    )
     parser.add_argument("--vertices", type=int, default=200_000)
     parser.add_argument("--degree", type=float, default=20.0)
     parser.add_argument("--batch-size", type=int, default=128)
@@ -101,13 +94,6 @@ def main() -> None:
                 arguments.results, rows, fanouts=FANOUTS, features=FEATURES, hidden=arguments.hidden, vertices=arguments.vertices,
                 degree=arguments.degree, batch_size=arguments.batch_size, batches=arguments.batches, alpha=arguments.alpha, load_averages=loads,
             )  # fmt: skip
-        caches: list[dict[str, Any]] = []
-        for hosts, of_hosts in roots.items():
-            with Cluster(hosts) as cluster:
-                by_rank = cluster.run(count_copies, of_hosts, arguments)
-            caches += [{"hosts": hosts, **means(of_ranks)} for of_ranks in zip(*by_rank, strict=True)]
-            print(*caches[-len(arguments.budgets) :], sep="\n", flush=True)
-            write_results(f"{arguments.results}_copies", caches, batches=arguments.batches)
 
 
 def tell(row: dict[str, Any]) -> None:
@@ -167,44 +153,12 @@ def measure(
     ]
 
 
-def count_copies(rank: int, roots: dict[str, str], arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Returns, for each budget of ``topology_cache``, the expansions of this rank in an epoch by the place of the list, and its traffic."""
-    whole = make_loader(roots["whole"], rank, arguments, 10)
-    for _ in whole:
-        pass
-    received, size = whole.stats().bytes_received, whole.memory_used()["graph"]
-    found = []
-    for budget in arguments.budgets:
-        loader = make_loader(roots["parts"], rank, arguments, 10, topology_cache=round(budget * size))
-        for _ in loader:
-            pass
-        stats = loader.stats()
-        found.append(
-            {
-                "budget": budget,
-                "budget_bytes": round(budget * size),
-                "copied_bytes": loader.memory_used().get("topology_cache", 0),
-                "own": stats.expansions_own,
-                "copied": stats.expansions_copied,
-                "remote": stats.expansions_remote,
-                "list_bytes": stats.list_bytes_received,
-                "bytes": stats.bytes_received,
-                "bytes_whole": received,
-            }
-        )
-    return found
-
-
-def means(of_ranks: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(of_rank[name] for of_rank in of_ranks) / len(of_ranks) for name in of_ranks[0]}
-
-
-def make_loader(root: str, rank: int, arguments: argparse.Namespace, depth: int, **options: Any) -> NeighborLoader:
+def make_loader(root: str, rank: int, arguments: argparse.Namespace, depth: int) -> NeighborLoader:
     part = salientpp.load(root)
     seeds = part.split("train", rank)[: arguments.batches * arguments.batch_size]
     return NeighborLoader(
         part, FANOUTS, seeds, batch_size=arguments.batch_size, shuffle=True, seed=0, num_workers=1, depth=depth,
-        replication_factor=arguments.alpha, **options,
+        replication_factor=arguments.alpha,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from drawing.base import ROOT, Drawn, Row, counted, filled, joined, load, replaced, source, table
+from drawing.base import ROOT, Drawn, Row, as_file, counted, filled, joined, load, replaced, source, table
 from drawing.svg import Picture
 
 FOLDER = ROOT / "docs" / "results"
@@ -79,7 +79,13 @@ def draw_table1(result: Row) -> str:
         "*Relative* is to full replication. *Feature memory* adds up all hosts, in copies of the features. "
         f"Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
-    return joined(title, table(header, lines), draw_rates(result), source(result))
+    more = as_file("paper-steps", "**2, 4 and 8 hosts.**", header, lines)
+    return joined(title, table(header, of_four(lines)), more, draw_rates(result), source(result))
+
+
+def of_four(lines: list[list[str]]) -> list[list[str]]:
+    """Returns the lines of four hosts, which the page shows."""
+    return [line for line in lines if ", 4 hosts: " in line[0]]
 
 
 def draw_lookahead(result: Row) -> str:
@@ -121,7 +127,8 @@ def draw_lookahead(result: Row) -> str:
         "*Turn by turn* is the median of the ratios to full replication's epoch in the same turn (smallest to largest). "
         f"Rows and bytes are means of all epochs. They are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
-    return joined(title, table(header, lines), draw_rates(result), source(result))
+    more = as_file("paper-lookahead", "**2, 4 and 8 hosts.**", header, lines)
+    return joined(title, table(header, of_four(lines)), more, draw_rates(result), source(result))
 
 
 def draw_partial(result: Row) -> str:
@@ -158,6 +165,9 @@ def draw_partial(result: Row) -> str:
 
 
 def draw_rates(result: Row) -> str:
+    """Draws the links of the cases that the page shows: those of four hosts, if there are any."""
+    found = cases(result["rows"])
+    four = {case: rows for case, rows in found.items() if case[1] == 4}
     lines = [
         [
             f"{graph}, {hosts} hosts",
@@ -168,7 +178,7 @@ def draw_rates(result: Row) -> str:
             f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}",
             str(rows[0]["batches_per_epoch"]),
         ]
-        for (graph, hosts), rows in cases(result["rows"]).items()
+        for (graph, hosts), rows in (four or found).items()
     ]
     title = (
         f"The rates of the links, chosen by measurement. GraphSAGE, fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host. "
@@ -336,7 +346,8 @@ def draw_figure8(result: Row) -> str:
 
     title = f"Seconds of an epoch, mean over hosts. {chosen[0]['graph'].capitalize()} graph, 4 hosts."
     return joined(
-        title, table(["", *map(short, chosen)], lines), figure("figure8", "Seconds of an epoch by stage", draw)
+        as_file("figure8", title, ["", *map(short, chosen)], lines),
+        figure("figure8", "Seconds of an epoch by stage", draw),
     )
 
 
@@ -373,7 +384,14 @@ def draw_figure7(result: Row) -> str:
 
     header = ["α", "seconds per epoch", "relative to full replication", "share of rows fetched", "rows as predicted"]
     return joined(
-        figure("figure7", "Epoch and share of rows fetched over α", draw), table(header, lines), source(result)
+        figure("figure7", "Epoch and share of rows fetched over α", draw),
+        as_file(
+            "figure7",
+            f"Rows are exactly as predicted in {sum(line[-1] == 'yes' for line in lines)} of {len(lines)} points.",
+            header,
+            lines,
+        ),
+        source(result),
     )
 
 
@@ -414,7 +432,7 @@ def draw_figure9(result: Row) -> str:
     ]
     return joined(
         figure("figure9", "Epoch with VIP by formula and by simulation, over α", draw),
-        table(header, lines),
+        as_file("figure9", "**Points of the figure**, with quartiles.", header, lines),
         source(result),
     )
 
@@ -448,7 +466,7 @@ def draw_figure6(result: Row) -> str:
     header = ["graph, β", "VIP order, expected", "counted", "file order, expected", "counted"]
     return joined(
         figure("figure6", "Rows copied to the device over β, in two orders", draw, columns=len(graphs)),
-        table(header, lines),
+        as_file("figure6", "**Points of the figure.**", header, lines),
         source(result),
     )
 

@@ -77,7 +77,7 @@ def generate(
         exponent: exponent of the power law of degrees, above 2.
         signal, label_noise: as for ``synthetic``.
         train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
-        dtype: dtype of the features: fp64, fp32, fp16, bf16 or fp8.
+        dtype: dtype of the features: fp64, fp32, fp16 or bf16.
         seed: >= 0.
         memory, overwrite, progress: as for :func:`salientpp.datasets.convert`.
 

@@ -105,8 +105,7 @@ class Configuration:
             depth=self.depth,
             policy=self.policy,
             lookahead=self.lookahead,
-            shared_draws=self.shared_draws,
-            draw_block=self.draw_block,
+            shared_draws={"vertices": self.shared_draws, "block": self.draw_block},
             partial_aggregation=self.partial_aggregation,
         )
 

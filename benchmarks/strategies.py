@@ -25,7 +25,7 @@ from salientpp import NeighborLoader
 from salientpp.fullgraph import LocalGraph, distribute, local, loss_mean
 
 HEADS, LEARNING_RATE = 4, 0.005
-#: Most in-neighbours of other hosts that a vertex picks, in two comparisons of rankings.
+#: Most in-neighbours of other hosts that a vertex picks.
 FANOUT, FEW = 15, 2
 
 
@@ -37,7 +37,6 @@ class Setting:
         model: 'GraphSAGE' or 'GAT'.
         batch_size: seeds of a rank in a batch. A cooperative batch has the seeds of all ranks of a host.
         alpha: size of a host's cache of rows, as :class:`salientpp.NeighborLoader` defines it.
-        equal_fanouts: result of :func:`equal_fanouts`, if it was computed.
     """
 
     hosts: int
@@ -48,7 +47,6 @@ class Setting:
     fanouts: list[int]
     batch_size: int
     alpha: float
-    equal_fanouts: dict[int, int]
 
 
 class Network(Module):
@@ -153,30 +151,6 @@ def preloading(part: Any, network: Network, setting: Setting, **options: Any) ->
     return WholeGraph(part, network, setting, preload=preload, ranks_per_host=setting.ranks_per_host)
 
 
-def rows_preloaded(part: Any, ranks_per_host: int, fanout: int, rank_by: str) -> int:
-    """Returns the rows that all hosts together preload in one hop. Collective."""
-    graph = local(part, preload=salientpp.fullgraph.Preload(1, fanout, rank_by), ranks_per_host=ranks_per_host)
-    rows = torch.tensor(graph.preloaded_rows)
-    dist.all_reduce(rows)
-    return int(rows)
-
-
-def equal_fanouts(part: Any, ranks_per_host: int) -> dict[int, int]:
-    """Returns, for both fanouts of VIP, the fanout with which random ranking preloads about as many rows. Collective."""
-    found = {}
-    for fanout in (FANOUT, FEW):
-        wanted = rows_preloaded(part, ranks_per_host, fanout, "vip")
-        rows = {fanout: rows_preloaded(part, ranks_per_host, fanout, "uniform")}
-        step = 1 if rows[fanout] < wanted else -1
-        number = fanout + step
-        # Rows rise with the fanout.
-        while 1 <= number <= 2 * fanout and (wanted - rows[number - step]) * step > 0:
-            rows[number] = rows_preloaded(part, ranks_per_host, number, "uniform")
-            number += step
-        found[fanout] = min(rows, key=lambda each: abs(rows[each] - wanted))
-    return found
-
-
 class Private:
     """Every rank has batches of its own, and DDP averages the gradients. The ranks of a host share rows and a cache.
 
@@ -261,18 +235,12 @@ def gradient_of(network: Module) -> Tensor:
     return torch.cat([each.grad.double().flatten() for each in network.parameters()])
 
 
-def _uniform(part: Any, network: Network, setting: Setting, fanout: int) -> WholeGraph:
-    return preloading(part, network, setting, hops=1, fanout=setting.equal_fanouts[fanout], rank_by="uniform")
-
-
 #: Name -> function that makes a strategy from the part, the model and the setting.
 STRATEGIES: dict[str, Callable[[Any, Network, Setting], Strategy]] = {
     "halo": WholeGraph,
     "preload": lambda *given: preloading(*given, hops=given[2].layers),
-    "preload, VIP": lambda *given: preloading(*given, hops=1, fanout=FANOUT, rank_by="vip"),
-    "preload, uniform": lambda *given: _uniform(*given, FANOUT),
-    "preload, VIP, few": lambda *given: preloading(*given, hops=1, fanout=FEW, rank_by="vip"),
-    "preload, uniform, few": lambda *given: _uniform(*given, FEW),
+    "preload, uniform": lambda *given: preloading(*given, hops=1, fanout=FANOUT),
+    "preload, uniform, few": lambda *given: preloading(*given, hops=1, fanout=FEW),
     "together": lambda *given: Together(*given, trimmed=False),
     "together, trimmed": lambda *given: Together(*given, trimmed=True),
     "private": lambda *given: Private(*given, trimmed=False),

@@ -6,13 +6,19 @@ another page leads to that page, and a link to any other file becomes plain text
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import griffe
 from mkdocs.structure.files import File, Files
+
+sys.path.append(str(Path(__file__).parent))
+
+import gallery
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -21,13 +27,14 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
+LETTERS_OF_A_SENTENCE = 50  # a table cell of more letters is read as prose
 LANDING = "---\nhide: [navigation, toc]\n---\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that lie outside docs/."""
     for source, page in PAGES.items():
-        text = (ROOT / source).read_text()
+        text = gallery.page() if page == "examples.md" else (ROOT / source).read_text()
         files.append(File.generated(config, page, content=LANDING * (page == "index.md") + text))
     files.append(File.generated(config, "llms.txt", content=_list_of_pages(config)))
     return files
@@ -45,8 +52,7 @@ def _list_of_pages(config: Any) -> str:
                 add(target, f"{section}: {title}" if section else title)
                 continue
             text = sources.get(target, ROOT / "docs" / target).read_text()
-            first = re.search(r"^(?![#<|`!*>\-])\S.*?(?:\.(?=\s)|(?=\n\n))", text, re.MULTILINE | re.DOTALL)
-            words = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(first[0].split())) if first else ""
+            words = _first_sentence(text)
             where = f"{section}: " if section else ""
             lines.append(f"- [{where}{title}]({target.removesuffix('.md')}.html): {words}")
 
@@ -54,8 +60,39 @@ def _list_of_pages(config: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _first_sentence(page: str) -> str:
+    """Returns the first sentence of a page's first paragraph, without links and marks."""
+    blocks = re.split(r"\n{2,}", re.sub(r"<!--.*?-->|^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL))
+    paragraph = next(
+        (block for block in map(str.strip, blocks) if block and not re.match(r"#|\||!\[|<|\* |>|:::", block)), ""
+    )
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraph.split())).replace("**", "")
+    return re.split(r"(?<=[.?])\s", plain)[0]
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks tables that have sentences, and names the column of each of their cells: site.css stacks the cells on a phone."""
+    return re.sub(r"<table>.*?</table>", lambda found: _stackable(found[0]), html, flags=re.DOTALL)
+
+
+def _stackable(table: str) -> str:
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", table, re.DOTALL)
+    if max((len(re.sub(r"<[^>]+>", "", cell)) for cell in cells), default=0) < LETTERS_OF_A_SENTENCE:
+        return table
+    columns = [re.sub(r"<[^>]+>|\"", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
+    number = itertools.count()
+
+    def labelled(_: re.Match[str]) -> str:
+        column = next(number) % len(columns)
+        return f'<td data-label="{columns[column]}"' if column and columns[column] else "<td"
+
+    return re.sub(r"<td", labelled, table).replace("<table>", "<table data-sentences>", 1)
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Returns the page with links as the site needs them."""
+    if page.file.src_uri.startswith("reference/api/"):
+        markdown = gallery.with_examples(markdown)
     outside = {site: source for source, site in PAGES.items()}
     here = outside.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

@@ -2,17 +2,17 @@
 
 Partition once:
 
-    salientpp partition synthetic parts-8 --parts 8
+    salientpp partition synthetic:num_vertices=20000 parts-4 --parts 4
 
-Start on 8 ranks, and continue on 3:
+Train the first epoch on 4 ranks, and continue on 3:
 
-    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --logical-ranks 8
-    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --logical-ranks 8
+    torchrun --nproc-per-node 4 examples/train_elastic.py parts-4 --logical-ranks 4 --epochs 1
+    torchrun --nproc-per-node 3 examples/train_elastic.py parts-4 --logical-ranks 4 --epochs 2
 
-Start on 2 to 8 hosts; the job continues when a host is lost:
+Start on 2 to 4 hosts; the job continues when a host is lost:
 
-    torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-        examples/train_elastic.py parts-8 --logical-ranks 8
+    torchrun --nnodes 2:4 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        examples/train_elastic.py parts-4 --logical-ranks 4
 
 The batches of an epoch belong to logical ranks, and each rank serves some of them. A round is one batch of each logical rank. After a round all ranks
 take one step with the mean of the logical ranks' gradients. Any number of ranks therefore takes the same steps, up to the order of sums.

@@ -4,6 +4,10 @@
     salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --num-neighbors 8,4 --batch-size 128
     torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --memory 8GiB        # one rank per part
 
+With times, a paper draws no newer papers:
+
+    python examples/train_hetero.py synthetic-mag:num_papers=5000 --time-attr year
+
 The graph has the schema of MAG240M. Authors and institutions get learned embeddings by their ``n_id``. Rows of papers that other ranks own are fetched.
 A script for PyG's loader differs in the import, the arguments of the loader, and the line with salientpp.nn.trim. For other graphs, --target names the
 vertex type whose classes are learned.

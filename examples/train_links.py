@@ -1,8 +1,8 @@
 """Predicts purchases from earlier purchases: links with times between two vertex types.
 
     python examples/train_links.py                                    # one process, the whole graph
-    python examples/train_links.py --partition shop-2 --parts 2       # once
-    torchrun --nproc-per-node 2 examples/train_links.py shop-2        # one rank per part
+    python examples/train_links.py --partition shop-4 --parts 4       # once
+    torchrun --nproc-per-node 4 examples/train_links.py shop-4        # one rank per part
 
 A batch holds purchases and the same number of random pairs. For each pair the sampler draws only purchases before the time of the pair.
 The training loop is the same for one process and for several ranks.

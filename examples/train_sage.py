@@ -1,7 +1,7 @@
 """Trains a plain PyG GraphSAGE in one process or in many.
 
-    python examples/train_sage.py synthetic                                      # one process, the whole graph
-    salientpp partition synthetic parts-2 --parts 2                              # once
+    python examples/train_sage.py synthetic:num_vertices=20000                   # one process, the whole graph
+    salientpp partition synthetic:num_vertices=20000 parts-2 --parts 2           # once
     torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --memory 8GiB     # one rank per part
 
 A script for PyG's loader differs in the import of NeighborLoader, its arguments, and the line with salientpp.nn.trim. The model and the training loop stay

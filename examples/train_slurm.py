@@ -3,6 +3,11 @@
     salientpp slurm --parts 8 --gpus-per-node 1 --time 2:00:00 -- train_slurm.py parts-8 --copy-to-disk > train.sbatch
     sbatch train.sbatch
 
+Try it without SLURM:
+
+    salientpp partition synthetic:num_vertices=20000 parts-2 --parts 2
+    torchrun --nproc-per-node 2 examples/train_slurm.py parts-2 --epochs 2
+
 On SIGUSR1 all ranks stop after the same batch, rank 0 saves a checkpoint, and the job is requeued. After the restart it continues with the next
 batch of that epoch. The script also saves a checkpoint after every epoch. It runs under srun, under torchrun without SLURM, and in a single
 process (docs/how-to/slurm.md).

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from torch_geometric.sampler import BaseSampler
 
 from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
+from salientpp.loader.module_arguments import divided, for_full_batches, split_draws
 from salientpp.loader.node_loader import NeighborLoader
+from salientpp.loader.values import Options
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -32,8 +34,8 @@ from salientpp.store.directory.opened import PartitionedGraph
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy", "time_window"}
 
 
-#: Options of a memory budget. The training loader takes the budget of all loaders of a data module.
-_BUDGET = {"memory", "device_memory", "machines", "allow"}
+#: Options of memory for rows of other ranks. The training loader takes that of all loaders of a data module.
+_OF_CACHE = {"memory", "replication_factor"}
 
 
 class FollowingLoader:
@@ -101,7 +103,7 @@ class FollowingLoader:
             if state.get("ranks", own["ranks"]) != own["ranks"] and not (state.get("joined") and own["joined"]):
                 raise ValueError(
                     f"this checkpoint comes from {state['ranks']} ranks, but this run has {own['ranks']}; a Trainer counts the batches of one rank, "
-                    "whose number depends on the number of ranks unless join_logical_ranks=True"
+                    "whose number depends on the number of ranks unless logical_ranks={'join': True}"
                 )
             self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's state for all ranks
 
@@ -137,7 +139,7 @@ class _GraphData(pyg.LightningDataModule):
                 f"{what} needs the whole graph in one process; pass a Data or HeteroData, or leave {what} out"
             )
         if loader == "full":
-            kwargs = _for_full_batches(kwargs, type(self).__name__)
+            kwargs = for_full_batches(kwargs, type(self).__name__)
         what, *_ = self._seed_names
         for split, (chosen, *others) in seeds.items():
             found = _stored_seeds(data, what, split) if chosen is None else chosen
@@ -155,7 +157,8 @@ class _GraphData(pyg.LightningDataModule):
 
         given, given_eval = dict(self.kwargs), dict(eval_loader_kwargs or {})
         if loader == "custom":
-            ignored = sorted(given.keys() & set(inspect.signature(type(sampler)).parameters))
+            names = set(inspect.signature(type(sampler)).parameters)
+            ignored = sorted(split_draws(given, names)[0])
             if ignored:
                 warnings.warn(
                     f"{', '.join(ignored)} have no effect, because the sampler that was passed has its own values",
@@ -164,10 +167,12 @@ class _GraphData(pyg.LightningDataModule):
                 )
         if not partitioned and loader != "full":
             names = set(inspect.signature(type(sampler) if sampler is not None else NeighborSampler).parameters)
-            how, given = _split(given, names)
-            eval_how, given_eval = _split(given_eval, names)
+            how, given = split_draws(given, names)
+            eval_how, given_eval = split_draws(given_eval, names)
             if sampler is None:
                 self.graph_sampler = NeighborSampler(data, **how)
+                if "shared_draws" in given_eval:  # blocks alone mean that vertices draw independently
+                    eval_how.setdefault("shared_draws", None)
             self.eval_graph_sampler = self.graph_sampler
             if eval_how and sampler is None and not eval_how.keys() <= _SETTABLE:
                 self.eval_graph_sampler = NeighborSampler(data, **{**how, **eval_how})
@@ -176,7 +181,7 @@ class _GraphData(pyg.LightningDataModule):
                 for name, value in eval_how.items():
                     setattr(self.eval_graph_sampler, name, value)
         self.loader_kwargs = given
-        _, self.eval_loader_kwargs = _split({**given, **given_eval}, {"sampler", "batch_sampler"})
+        _, self.eval_loader_kwargs = divided({**given, **given_eval}, {"sampler", "batch_sampler"})
         if given.get("batch_sampler") is not None:
             self.loader_kwargs.pop("batch_size", None)
 
@@ -194,8 +199,15 @@ class _GraphData(pyg.LightningDataModule):
             kwargs.setdefault("device", trainer.strategy.root_device)
         if partitioned and self._cache is not None and kwargs.get("cache") is None and _fills_cache(kwargs):
             # Other loaders share the first one's cache, so they get no memory of their own.
-            _, kwargs = _split({**kwargs, "cache": self._cache}, {"replication_factor", "device_cache", *_BUDGET})
+            _, kwargs = divided({**kwargs, "cache": self._cache}, _OF_CACHE)
+            if isinstance(kwargs.get("device_rows"), Mapping):
+                kwargs["device_rows"] = divided(kwargs["device_rows"], {"cache"})[1]
         if not partitioned:
+            if kwargs.get("neighbor_sampler") is not None:
+                raise ValueError(
+                    f"neighbor_sampler={kwargs['neighbor_sampler']!r} would replace the sampler that the loaders share; leave it out, and pass a "
+                    "sampler of your own as the data module's"
+                )
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
@@ -211,7 +223,7 @@ class _GraphData(pyg.LightningDataModule):
         if partitioned:
             _check_every_rank_has_batches(found)
         # A cache that looks ahead follows the batches of its loader, so each such loader has a cache of its own.
-        filled = kwargs.get("memory") is not None or (kwargs.get("replication_factor") and not kwargs.get("lookahead"))
+        filled = _has_budget(kwargs) or (kwargs.get("replication_factor") and not kwargs.get("lookahead"))
         if partitioned and self._cache is None and filled:
             self._cache = found.cache
         return found
@@ -455,22 +467,9 @@ def _stored_seeds(data: Any, what: str, split: str) -> Any:
 
 def _fills_cache(kwargs: dict[str, Any]) -> bool:
     """Returns True if a loader with these arguments may fill a cache of its own."""
-    return bool(kwargs.get("replication_factor")) or kwargs.get("memory") is not None
+    return bool(kwargs.get("replication_factor")) or _has_budget(kwargs)
 
 
-def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``kwargs`` into those with one of these names, and the others."""
-    return {k: v for k, v in kwargs.items() if k in names}, {k: v for k, v in kwargs.items() if k not in names}
-
-
-def _for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Removes arguments that a single batch cannot use, with a warning for each."""
-    alone = {"batch_size": 1, "num_workers": 0, "pin_memory": False, "sampler": None, "batch_sampler": None}
-    for option, value in alone.items():
-        if kwargs.get(option, value) != value:
-            warnings.warn(
-                f"{option}={kwargs[option]} has no effect in '{name}' for loader='full', where the graph is one batch",
-                UserWarning,
-                stacklevel=4,
-            )
-    return {**_split(kwargs, set(alone))[1], "batch_size": 1, "num_workers": 0, "pin_memory": False}
+def _has_budget(kwargs: dict[str, Any]) -> bool:
+    """Returns True if a loader with these arguments plans copies of rows of other ranks."""
+    return Options(memory=kwargs.get("memory")).memory is not None

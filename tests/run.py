@@ -1,7 +1,8 @@
 """Runs pytest, then each failed test once more, alone: ``python -m tests.run [arguments of pytest]``.
 
 A test that passes the second time is flaky. The last lines of the output name the flaky tests. The exit code is 0 if every failed test is flaky and
-their number is at most ``MOST_FLAKY``, otherwise 1. Nothing runs again if more than ``MOST_FAILED`` tests fail, or if pytest ends for another reason.
+their number is at most ``MOST_FLAKY``, otherwise 1. Nothing runs again if more than ``MOST_FAILED`` tests fail, if a file cannot be collected, or if
+pytest ends for another reason.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ class Failures:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
         self.folder = Path()
+        self.is_broken = False  # a file could not be collected
 
     def pytest_configure(self, config: pytest.Config) -> None:
         self.folder = config.rootpath
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.is_broken |= report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -39,7 +44,7 @@ def passes_alone(name: str, folder: Path) -> bool:
 def main(arguments: list[str]) -> int:
     failures = Failures()
     code = int(pytest.main(arguments, plugins=[failures]))
-    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.names) <= MOST_FAILED:
+    if failures.is_broken or code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.names) <= MOST_FAILED:
         return code
     flaky, failed = [], []
     for name in failures.names:

@@ -87,7 +87,7 @@ blocks = list(blocks_of(Path(sys.argv[1]).read_text()))
 for block in blocks:
     for name in block.said("is"):
         (folder / name).write_text(block.code)
-commands = [block.code for block in blocks if block.language == "bash" and not block.how]
+commands = [block.code for block in blocks if block.language == "bash" and not block.said("not run:")]
 assert len(commands) >= 5, commands
 (folder / "commands.sh").write_text("".join(commands))
 END

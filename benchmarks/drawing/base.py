@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,14 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -
     header = list(header)
     lines = [header, [*["---"] * left, *["---:"] * (len(header) - left)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def as_file(name: str, title: str, header: Iterable[str], lines: Sequence[Sequence[str]]) -> str:
+    """Writes a table that is too long for a page to docs/results/``name``.csv. Returns ``title`` with a link to the file."""
+    path = ROOT / "docs" / "results" / f"{name}.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *lines])
+    return f"{title} [{name}.csv]({name}.csv) has {counted(len(lines), 'line')}."
 
 
 def joined(*paragraphs: str) -> str:

@@ -42,12 +42,9 @@ def draw_layouts(result: Row) -> str:
 def draw_plans(result: Row) -> str:
     plans = list(dict.fromkeys(row["plan"] for row in result["rows"] if "plan" in row))
     found = {(graph_of(row), row["plan"]): row for row in result["rows"] if "plan" in row}
-    name = "auto" if "auto" in plans else "hybrid"
-    columns = {"cached vertices": "cached", "recomputed vertices": "computed again"}
-    says = "vertices whose rows it caches, and vertices that it computes again"
-    if name == "auto":
-        columns["sums"] = "sums"
-        says = "vertices whose rows it caches, vertices that it computes again, and sums that it gets"
+    name = "auto" if "auto" in plans else "cut"
+    columns = {"cached vertices": "cached", "recomputed vertices": "computed again", "sums": "sums"}
+    says = "vertices whose rows it caches, vertices that it computes again, and sums that it gets"
     lines = []
     for graph in dict.fromkeys(graph for graph, _ in found):
         chosen = found[graph, name]["predicted"]  # a layout without a choice for each vertex has only words

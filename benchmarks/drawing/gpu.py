@@ -74,7 +74,7 @@ def draw_sampling(result: Row) -> str:
     ]
     title = (
         f"**Sampling.** Batches of {result['batch_size']:,} seeds per second, by fanouts. The graph has {result['vertices']:,} vertices and "
-        f'{result["edges"]:,} edges. `device` leaves samples on the device, `device to host` delivers them as `sample_on="device"` does, and `in place` '
+        f'{result["edges"]:,} edges. `device` leaves samples on the device, `device to host` delivers them as `neighbor_sampler="device"` does, and `in place` '
         "reads the edges from pinned memory of the host. All samples are equal."
     )
     return joined(title, table(["sampler", *fanouts], lines), source(result))

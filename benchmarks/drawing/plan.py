@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from .base import ROOT, Drawn, Row, joined, source, table
+from .base import ROOT, Drawn, Row, as_file, joined, source, table
 
 #: Ways in the order of the table.
 _WAYS = ("cache", "lookahead", "cache + sums")
@@ -99,9 +99,11 @@ def draw_settings(result: Row) -> str:
             cells.append(f"**{text}**" if row["chosen"] else text)
         rate = f"{first['megabytes_per_second']:g}"
         lines.append([first["graph"], str(first["hosts"]), rate, f"{first['alpha']:g}", *cells])
-    title = "**All settings.** Seconds of an epoch: predicted · measured. The chosen combination is bold."
+    title = (
+        "**All settings.** Seconds of an epoch: predicted · measured. The chosen combination stands between asterisks."
+    )
     header = ["graph", "hosts", "MB/s", "budget, α", "static cache", "lookahead", "static cache and sums"]
-    return joined(title, table(header, lines), source(result))
+    return joined(as_file("plan", title, header, lines), source(result))
 
 
 def plot(rows: list[Row]) -> None:
@@ -110,7 +112,7 @@ def plot(rows: list[Row]) -> None:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "salientpp"  # the same data give the same file
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axis = pyplot.subplots(figsize=(5, 4.6))
     for hosts in dict.fromkeys(row["hosts"] for row in rows):
@@ -128,6 +130,11 @@ def plot(rows: list[Row]) -> None:
         ends, [0.85 * end for end in ends], [1.15 * end for end in ends], color="grey", alpha=0.2, label="15 %"
     )
     axis.set(xscale="log", yscale="log", xlabel="predicted seconds of an epoch", ylabel="measured seconds")
+    marks = [mark for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if ends[0] <= mark <= ends[1]]
+    for one in (axis.xaxis, axis.yaxis):  # the labels of all minor ticks would overlap
+        one.set_major_locator(ticker.FixedLocator(marks))
+        one.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        one.set_minor_formatter(ticker.NullFormatter())
     axis.grid(alpha=0.3, which="both")
     axis.legend(frameon=False)
     figure.tight_layout()

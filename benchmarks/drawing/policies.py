@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from .base import Drawn, Row, joined, source, table
+from .base import Drawn, Row, as_file, joined, source, table
 
 POLICIES = ["vip", "vip-hop", "simulation", "wpr", "halo", "degree", "paths", "random"]
 WORKLOADS = {"train": "all training seeds", "concentrated": "1 % seeds"}
@@ -127,7 +127,8 @@ def draw_refine(result: Row) -> str:
         f"All training seeds, batches of {result['batch_size']}, fanouts (15, 10, 5)."
     )
     header = ["graph, partitioner", "K", *alphas, "edges cut", "largest load / mean", "CPU s"]
-    return joined(title, table(header, lines), source(result))
+    more = as_file("refinement", "**KaMinPar too.**", header, lines)
+    return joined(title, table(header, [line for line in lines if "metis" in line[0]]), more, source(result))
 
 
 def draw_types(result: Row) -> str:
@@ -151,22 +152,16 @@ def draw_types(result: Row) -> str:
 
 
 def draw_all(result: Row) -> str:
-    parts = []
-    cases = by_case(result)
-    for dataset, workload in dict.fromkeys(key[:2] for key in cases):
-        lines = []
-        for (*name, k, fanouts, alpha), counts in cases.items():
-            if tuple(name) != (dataset, workload):
-                continue
-            best = counts["oracle-heldout"]
-            ratios = [
-                f"{counts[policy] / best:.3f}" if best else f"({counts[policy]:,.0f})"
-                for policy in [*POLICIES, "oracle"]
-            ]
-            lines.append([str(k), str(list(fanouts)), f"{alpha:g}", f"{best:,.0f}", *ratios])
-        header = ["K", "fanouts", "α", "held-out oracle", *POLICIES, "oracle"]
-        parts += [f"### {dataset}, {WORKLOADS[workload]}", table(header, lines)]
-    return joined(*parts, source(result))
+    """Writes the counts of every case, also of those without a cache, to a file."""
+    names = [*POLICIES, "oracle"]
+    lines = []
+    for (dataset, workload, parts, fanouts, alpha), counts in by_case(result).items():
+        best = counts["oracle-heldout"]
+        ratios = [f"{counts[policy] / best:.3f}" if best else f"({counts[policy]:.0f})" for policy in names]
+        case = [dataset, WORKLOADS[workload], str(parts), " ".join(map(str, fanouts)), f"{alpha:g}"]
+        lines.append([*case, f"{best:.0f}", *ratios])
+    title = "**All counts.** Rows per epoch of the held-out oracle, and the ratio of each policy to them. In brackets: rows, where the oracle has none."
+    return as_file("all-counts", title, ["graph", "workload", "K", "fanouts", "α", "held-out oracle", *names], lines)
 
 
 DRAWN: Drawn = {

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .base import Drawn, Row, counted, joined, source, table
+from .base import Drawn, Row, as_file, counted, joined, source, table
 
 
 def draw_convert(result: Row) -> str:
@@ -241,9 +241,10 @@ def draw_scale_degrees(result: Row) -> str:
                 else f"{start:.1f} s + {1e6 * by_vertex:.1f} µs · N + {1e6 * by_edge:.2f} µs · E"
             )
             line.append(f"{of_others / largest[key] - 1:+.0%}")
-            for graph in LARGE.values():
-                number = (start + by_vertex * graph["vertices"] + by_edge * graph["edges"]) / scale
-                line.append(f"{number:,.0f}" if unit == "GB" else f"{number:,.2f}")
+            numbers = [
+                (start + by_vertex * graph["vertices"] + by_edge * graph["edges"]) / scale for graph in LARGE.values()
+            ]
+            line.append(" · ".join(f"{number:,.0f}" if unit == "GB" else f"{number:,.2f}" for number in numbers))
         extrapolated.append(line)
     header = ["step", *(f"{vertices / 1e6:g} M vertices, {edges / 1e6:.1f} M edges" for vertices, edges in sizes)]
     title = (
@@ -254,9 +255,10 @@ def draw_scale_degrees(result: Row) -> str:
         "**Fitted; italics are extrapolated, not measured.** Each formula is a plane that is fitted to these figures, for N vertices and E edges. For "
         "*error*, a plane is fitted without the graph with most edges. *Error* is the difference between this plane and the figure of that graph."
     )
-    names = ["step", "anonymous memory", "error", *(f"*{name}, GB*" for name in LARGE)]
-    names += ["CPU time", "error", *(f"*{name}, CPU h*" for name in LARGE)]
-    return joined(title, table(header, measured), fit, table(names, extrapolated), source(result))
+    of = " · ".join(LARGE)
+    names = ["step", "anonymous memory", "error", f"*{of}, GB*", "CPU time", "error", f"*{of}, CPU h*"]
+    more = as_file("partition-steps", title, header, measured)
+    return joined(more, fit, table(names, extrapolated), source(result))
 
 
 def draw_large_rows(result: Row) -> str:
@@ -291,7 +293,10 @@ def draw_large_rows(result: Row) -> str:
         "**Rows per seed**, measured on generated graphs: distinct vertices of a batch per seed, and those that another part owns and the cache lacks. "
         f"Fanouts (15, 10, 5), at least {result['counted_seeds']} seeds of each part."
     )
-    return joined(title, table(header, lines), source(result))
+    largest = max(row["vertices"] for row in result["rows"])
+    shown = [line for line in lines if f" {largest / 1e6:g} M vertices" in line[0]]
+    more = as_file("rows-per-seed", "**Smaller graphs.**", header, lines)
+    return joined(title, table(header, shown), more, source(result))
 
 
 def draw_large_epoch(result: Row) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 
-from .base import Drawn, Row, counted, joined, source, table
+from .base import Drawn, Row, as_file, counted, joined, source, table
 
 #: Strategy -> heading of its column.
 _SHOWN = {
@@ -74,53 +75,55 @@ def draw_seconds(result: Row) -> str:
     return joined(title, _by_strategy(result, lambda row: f"{row['seconds']:.3f}", best="seconds"))
 
 
-def draw_bytes(result: Row) -> str:
-    title = "**Network.** MB that both hosts receive over their links in an epoch: rows and gradients in both directions, with all headers."
-    return joined(title, _by_strategy(result, lambda row: f"{row['bytes_between'] / 1e6:.2f}", best="bytes_between"))
+#: Name of a figure -> what it is, and the divisor from the recorded unit.
+_FIGURES = {
+    "seconds": ("seconds of an epoch", 1),
+    "bytes_between": ("MB over the network in an epoch", 1e6),
+    "rows_between": ("rows from other hosts in an epoch", 1),
+    "rows_inside": ("rows from ranks of the own host in an epoch", 1),
+    "rows_before": ("rows from other hosts before the first epoch", 1),
+    "computed": ("rows computed in an epoch", 1),
+    "memory": ("MB at the peak of an epoch", 1e6),
+    "seconds_to_make": ("seconds to start", 1),
+    "memory_to_make": ("MB at the peak of the start", 1e6),
+    "accuracy": ("test accuracy, %", 0.01),
+    "largest_class": ("accuracy of the largest class, %", 0.01),
+    "epochs": ("epochs until the accuracy", 1),
+}
 
 
-def draw_rows(result: Row) -> str:
+def draw_costs(result: Row) -> str:
+    """Draws each strategy's figures relative to the halo's, over all settings, and writes the figures themselves to a file."""
+    cells = cells_of(result)
+    lines = []
+    for name, heading in _SHOWN.items():
+        pairs = [(found[name], found["halo"]) for found in cells.values() if name in found and "halo" in found]
+        if pairs and name != "halo":
+            line = [heading]
+            for key in ("seconds", "bytes_between", "computed", "memory"):
+                ratios = [row[key] / halo[key] for row, halo in pairs]
+                line.append(f"{statistics.geometric_mean(ratios):.3g} ({min(ratios):.2g} to {max(ratios):.2g})")
+            starts = [row["seconds_to_make"] for row, _ in pairs]
+            points = [100 * (row["accuracy"] - halo["accuracy"]) for row, halo in pairs]
+            starts_text = f"{min(starts):.1f} to {max(starts):.1f}"
+            lines.append(
+                [*line, starts_text, f"{statistics.median(points):+.1f} ({min(points):+.1f} to {max(points):+.1f})"]
+            )
     title = (
-        "**Rows.** Thousands of rows that all ranks receive in an epoch from other hosts · from ranks of their own host. In brackets: thousands of rows that "
-        "came from other hosts once, before the first epoch. Rows that ranks of a host read in shared caches and parts are not counted."
+        "**An epoch, relative to the halo.** Geometric mean over the settings (least to most): seconds, MB over the network with all headers, rows "
+        "that layers compute, and peak memory of the largest rank. *Start*: seconds until the slowest rank is ready. *Accuracy* on the test vertices after "
+        f"equal epochs: median difference in percentage points. An epoch is one step on the whole graph, or {counted(result['batches'], 'step')} of batches."
     )
-
-    def shown(row: Row) -> str:
-        text = f"{row['rows_between'] / 1e3:.1f} · {row['rows_inside'] / 1e3:.1f}"
-        return f"{text} ({row['rows_before'] / 1e3:.1f})" if row["rows_before"] else text
-
-    return joined(title, _by_strategy(result, shown))
-
-
-def draw_computed(result: Row) -> str:
-    title = "**Computation.** Thousands of rows that the layers compute in an epoch, summed over layers and ranks."
-    return joined(title, _by_strategy(result, lambda row: f"{row['computed'] / 1e3:,.0f}", best="computed"))
-
-
-def draw_memory(result: Row) -> str:
-    title = "**Memory.** MB that the largest rank takes at its peak in an epoch, beside Python and the libraries."
-    return joined(title, _by_strategy(result, lambda row: f"{row['memory'] / 1e6:.0f}", best="memory"))
-
-
-def draw_making(result: Row) -> str:
-    title = "**Start.** Seconds until a strategy is ready, for the slowest rank · MB of the largest rank at its peak until then."
-
-    def shown(row: Row) -> str:
-        return f"{row['seconds_to_make']:.1f} · {row['memory_to_make'] / 1e6:.0f}"
-
-    return joined(title, _by_strategy(result, shown))
-
-
-def draw_accuracy(result: Row) -> str:
-    title = (
-        "**Accuracy** on the test vertices after equal epochs, in per cent. *Largest class* is the accuracy of the class with most training vertices. An epoch "
-        f"is one step on the whole graph, or {counted(result['batches'], 'step')} of batches."
-    )
-    more: dict[str, Callable[[Row], str]] = {
-        "largest class": lambda row: f"{row['largest_class']:.1%}"[:-1],
-        "epochs": lambda row: str(row["epochs"]),
-    }
-    return joined(title, _by_strategy(result, lambda row: f"{row['accuracy']:.1%}"[:-1], more=more))
+    header = ["strategy", "seconds", "network", "rows computed", "memory", "start, s", "accuracy"]
+    every = [
+        [cell, _SHOWN[name], *(f"{found[name][key] / divisor:.6g}" for key, (_, divisor) in _FIGURES.items())]
+        for cell, found in cells.items()
+        for name in _SHOWN
+        if name in found
+    ]
+    columns = ["setting", "strategy", *(words for words, _ in _FIGURES.values())]
+    note = "**Every setting.** Rows that ranks of a host read in shared caches and parts are not counted."
+    return joined(title, table(header, lines), as_file("together", note, columns, every), source(result))
 
 
 def draw_rankings(result: Row) -> str:
@@ -135,7 +138,7 @@ def draw_rankings(result: Row) -> str:
         "gradient in the first step, divided by the norm of the exact gradient."
     )
     header = ["graph, hosts × ranks, layers", "rows preloaded", "gradient error", "seconds", "accuracy, %"]
-    return joined(title, table(header, lines), source(result))
+    return joined(as_file("together-rankings", title, header, lines), source(result))
 
 
 def _figures(row: Row) -> list[str]:
@@ -311,11 +314,6 @@ DRAWN: Drawn = {
     "together_findings": ("together", draw_findings),
     "together_batches": ("together", draw_batches),
     "together_seconds": ("together", draw_seconds),
-    "together_bytes": ("together", draw_bytes),
-    "together_rows": ("together", draw_rows),
-    "together_computed": ("together", draw_computed),
-    "together_memory": ("together", draw_memory),
-    "together_making": ("together", draw_making),
-    "together_accuracy": ("together", draw_accuracy),
+    "together_costs": ("together", draw_costs),
     "together_rankings": ("together", draw_rankings),
 }

@@ -102,40 +102,6 @@ def draw_traffic(result: Row) -> str:
     return joined(title, table(header, lines), source(result))
 
 
-def draw_copies(result: Row) -> str:
-    """Draws the places of the lists that batches read, by budget of ``topology_cache``."""
-    lines = []
-    for row in result["rows"]:
-        expansions = row["own"] + row["copied"] + row["remote"]
-        lines.append(
-            [
-                f"{row['hosts']} hosts",
-                f"{row['budget_bytes'] / 1e6:.2f}",
-                f"{row['budget']:.1%}",
-                f"{row['own'] / expansions:.1%}",
-                f"{row['copied'] / expansions:.1%}",
-                f"{row['remote'] / expansions:.1%}",
-                f"{row['list_bytes'] / result['batches'] / 1e3:,.0f}",
-                f"{row['bytes'] / row['bytes_whole']:.3f}",
-            ]
-        )
-    header = [
-        "hosts",
-        "budget, MB",
-        "share of all lists",
-        "own",
-        "copied",
-        "remote",
-        "lists, kB per batch",
-        "bytes / whole",
-    ]
-    title = (
-        "**Copies of lists.** Places of the lists that the batches of a rank read, by the budget of `topology_cache`, counted in an epoch. *Bytes / whole* are "
-        "all bytes that a rank receives, divided by the bytes with the whole topology on every host."
-    )
-    return joined(title, table(header, lines), source(result))
-
-
 def draw_memory(result: Row) -> str:
     """Draws the memory of the lists of a large graph."""
     whole = next(row for row in result["rows"] if row["form"] == "whole")
@@ -174,6 +140,5 @@ DRAWN: Drawn = {
     "topology_epochs": ("topology", draw_epochs),
     "topology_depth": ("topology", draw_depth),
     "topology_traffic": ("topology", draw_traffic),
-    "topology_copies": ("topology_copies", draw_copies),
     "topology_memory": ("topology_memory", draw_memory),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .base import Drawn, Row, joined, source, table
+from .base import Drawn, Row, as_file, joined, source, table
 
 TRIMMED = "salientpp, nn.trim"
 PLAIN = {TRIMMED: "`nn.trim`", "salientpp": "salientpp", "PyG": "PyG"}
@@ -27,9 +27,17 @@ def best_by_hand(rows: list[Row], value: Callable[[Row], float]) -> Row | None:
 
 
 def draw_cases(
-    result: Row, title: str, value: Callable[[Row], float], digits: int, floors: dict[Case, float] | None = None
+    result: Row,
+    title: str,
+    value: Callable[[Row], float],
+    digits: int,
+    floors: dict[Case, float] | None = None,
+    file: str | None = None,
 ) -> str:
-    """Draws a line per case: our contenders, PyG's plain model, the best model trimmed by hand, and their ratios to ours."""
+    """Draws a line per case: our contenders, PyG's plain model, the best model trimmed by hand, and their ratios to ours.
+
+    With ``file`` the lines stand in a file of this name, and the page has the range of the ratios.
+    """
     names = [name for name in PLAIN if any(row["contender"] == name for row in result["rows"])]
     cases: dict[Case, list[Row]] = {}
     for row in result["rows"]:
@@ -48,14 +56,20 @@ def draw_cases(
         lines.append(line)
     header = ["case", "model", *(PLAIN[name] for name in names), "by hand", "variant by hand"]
     header += [f"PyG / {PLAIN[names[0]]}", f"by hand / {PLAIN[names[0]]}"]
-    header += ["dense products"] if floors is not None else []
-    return joined(title, table(header, lines, left=2), source(result))
+    header += ["dense"] if floors is not None else []
+    if file is None:
+        return joined(title, table(header, lines, left=2), source(result))
+    ranges = []
+    for name in header[-2:]:
+        ratios = [float(line[header.index(name)][:-1]) for line in lines if line[header.index(name)] != "–"]
+        ranges.append(f"{name} is {min(ratios):.1f} to {max(ratios):.1f}.")
+    return joined(as_file(file, " ".join([title, *ranges]), header, lines), source(result))
 
 
 def draw_steps(result: Row) -> str:
     title = (
         f"**A training step.** Milliseconds for forward, backward and Adam with {result['threads']} threads. *By hand* is the fastest model trimmed by "
-        "hand that gives the plain model's loss. *Dense products* are the matrix products of the rows that the seeds need, without sparse operations."
+        "hand that gives the plain model's loss. *Dense* has the matrix products of the rows that the seeds need, without sparse operations."
     )
     floors = {case_of(row): row["step_seconds"]["median"] * 1e3 for row in result["floors"]}
     return draw_cases(result, title, lambda row: row["step_seconds"]["median"] * 1e3, 1, floors)
@@ -71,7 +85,7 @@ def draw_epochs(result: Row) -> str:
 
 def draw_memory(result: Row) -> str:
     title = "**Peak memory of a step.** MB above the memory of the process before the step. *By hand* is here the variant with the least memory."
-    return draw_cases(result, title, lambda row: row["step_peak_bytes"] / 1e6, 0)
+    return draw_cases(result, title, lambda row: row["step_peak_bytes"] / 1e6, 0, file="step-memory")
 
 
 def draw_losses(result: Row) -> str:
@@ -84,11 +98,11 @@ def draw_losses(result: Row) -> str:
     failed = [(row, f"`{row['error'].partition(': ')[0]}`") for row in result["left_out"]]
     lines = [[*cells_of(case_of(row)), row["contender"], what] for row, what in [*wrong, *failed]]
     title = "**Variants that fail.** Models trimmed by hand whose loss on the same batch differs from the plain model's, or that raise an error."
-    return (
-        joined(title, table(["case", "model", "variant", "result"], lines, left=4), source(result))
-        if lines
-        else "None."
-    )
+    if not lines:
+        return "None."
+    models = ", ".join(sorted({line[1] for line in lines}))
+    title += f" Models: {models}."
+    return joined(as_file("wrong-variants", title, ["case", "model", "variant", "result"], lines), source(result))
 
 
 def draw_fixed_shapes(result: Row) -> str:
@@ -112,12 +126,25 @@ def draw_fixed_shapes(result: Row) -> str:
     header += [f"larger at {sigmas} σ" for sigmas in result["rows"][0]["shares_and_counts"]]
     header += ["overflows", "padding", "padding, bucket", "shapes, bucket", "seconds"]
     title = (
-        f"**Sizes of batches.** Counted: mean and standard deviation of {result['rows'][0]['batches']:,} batches. Errors of means are in counted standard "
-        "deviations: of VIP alone, and of the prediction. Ratio of deviations: predicted over counted. Larger at z σ: predicted and counted number of "
-        "batches larger than the predicted mean plus z predicted deviations. Overflows: batches that exceed the fixed size of vertices or of edges. Padding: "
-        "how much larger padded batches are on average. Seconds: to compute the prediction, trial included."
+        f"**Sizes of batches.** Counted: mean and standard deviation of {result['rows'][0]['batches']:,} batches. Error of the mean: "
+        "predicted less counted, in counted standard deviations. Ratio of deviations: predicted over counted. Larger at z σ: predicted and "
+        "counted number of batches larger than the predicted mean plus z predicted deviations. Overflows: batches that exceed the fixed "
+        "size of vertices or of edges. Padding: how much larger padded batches are on average."
     )
-    return joined(title, table(header, lines, left=2), source(result))
+    shown = [
+        "graph, fanouts, batch size",
+        "size",
+        "counted",
+        "error of mean",
+        "ratio of deviations",
+        "larger at 3 σ",
+        "overflows",
+        "padding",
+    ]
+    places = [header.index(name) for name in shown]
+    short = [[line[place] for place in places] for line in lines if line[1] == "vertices"]
+    more = as_file("batch-sizes", "**All figures**, of edges too.", header, lines)
+    return joined(title, table(shown, short, left=2), more, source(result))
 
 
 def draw_first_epoch(result: Row) -> str:

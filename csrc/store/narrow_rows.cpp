@@ -1,5 +1,5 @@
-// Rows in fewer bytes, written and read back. Formats are half and brain floats, 8-bit floats with a scale, and
-// integers of 8 or 4 bits with a scale and an offset. salientpp/store/narrow.py defines the formats.
+// Rows in fewer bytes, written and read back. Formats are half and brain floats, and integers
+// of 8 or 4 bits with a scale and an offset. salientpp/store/narrow.py defines the formats.
 //
 // The arithmetic uses 32-bit floats, one operation at a time (the build forbids fused operations). Nothing depends on
 // an order that a compiler may choose. So every CPU writes and reads the same bits.
@@ -17,11 +17,10 @@
 namespace salientpp {
 namespace {
 
-enum Format : int64_t { kFloat16, kBrain16, kFloat8, kInt8, kInt4, kNumFormats };
+enum Format : int64_t { kFloat16, kBrain16, kInt8, kInt4, kNumFormats };
 
-// If the values of a row differ by less than this, the row counts as constant. If all values are smaller than this, the
-// row counts as zeros. Below this limit, reciprocals and products would leave the range of normal numbers, and some
-// processors flush these to zero.
+// If the values of a row differ by less than this, the row counts as constant. Below this limit, reciprocals and
+// products would leave the range of normal numbers, and some processors flush these to zero.
 constexpr float kLeast = 1e-30F;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -37,8 +36,8 @@ struct Layout {
     check(block_ == 0 || format >= kInt8, "block is only for integer formats, got ", block_, " with format ", format);
   }
   int64_t num_blocks() const { return columns == 0 ? 1 : (columns + block - 1) / block; }
-  int64_t header_bytes() const { return format < kFloat8 ? 0 : format == kFloat8 ? 4 : 8 * num_blocks(); }
-  int64_t code_bytes() const { return format < kFloat8 ? 2 * columns : format == kInt4 ? (columns + 1) / 2 : columns; }
+  int64_t header_bytes() const { return format < kInt8 ? 0 : 8 * num_blocks(); }
+  int64_t code_bytes() const { return format < kInt8 ? 2 * columns : format == kInt4 ? (columns + 1) / 2 : columns; }
   int64_t row_bytes() const { return (header_bytes() + code_bytes() + 3) / 4 * 4; }
 };
 
@@ -131,54 +130,6 @@ Range range_of(const float* values, int64_t size) {
   return range;
 }
 
-// --- 8-bit floats: 4 bits of exponent, 3 of mantissa ------------------------------------------------------
-
-constexpr float kLargest8 = 448.0F;
-
-// Rounds to the nearest 8-bit float, ties to even. Values are at most 448, except for a rounding error.
-uint8_t to_float8(float value) {
-  const uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFFU;
-  const uint32_t normal = ((magnitude + 0x7FFFFU + ((magnitude >> 20) & 1U)) >> 20) - (120U << 3);
-  // Adding 2^14 rounds to multiples of 2^-9.
-  const uint32_t small = bits_of(with_bits(magnitude) + 0x1p14F) - bits_of(0x1p14F);
-  return static_cast<uint8_t>(pick(magnitude < bits_of(0x1p-6F), small, normal) | (bits >> 24 & 0x80U));
-}
-
-float from_float8(uint8_t code) {
-  const uint32_t magnitude = code & 0x7FU, sign = (code & 0x80U) << 24;
-  const float normal = with_bits((magnitude << 20) + (120U << 23));
-  const float small = with_bits((magnitude << 20) | (121U << 23)) - 0x1p-6F;
-  return with_bits(pick(magnitude < 8U, bits_of(small), bits_of(normal)) | sign);
-}
-
-void encode_float8(const float* values, int64_t columns, uint8_t* to) {
-  float scale = 0.0F, times = 0.0F;
-  if (columns > 0) {
-    const Range range = range_of(values, columns);
-    const float largest = std::max(range.high, -range.low);
-    if (!range.finite) {
-      scale = kNaN;
-    } else if (largest >= kLeast) {
-      scale = largest / kLargest8;
-      times = kLargest8 / largest;
-    }
-  }
-  std::memcpy(to, &scale, 4);
-  uint8_t* code = to + 4;
-  if (times == 0.0F) {
-    std::fill(code, code + columns, uint8_t{0});
-    return;
-  }
-  for (int64_t c = 0; c < columns; ++c) code[c] = to_float8(values[c] * times);
-}
-
-void decode_float8(const uint8_t* from, int64_t columns, float* values) {
-  float scale;
-  std::memcpy(&scale, from, 4);
-  const uint8_t* code = from + 4;
-  for (int64_t c = 0; c < columns; ++c) values[c] = from_float8(code[c]) * scale;
-}
-
 // --- integers --------------------------------------------------------------------------------------------
 
 struct Steps {
@@ -246,8 +197,6 @@ class Coder {
         return encode_16(values, columns, to, to_half);
       case kBrain16:
         return encode_16(values, columns, to, to_brain);
-      case kFloat8:
-        return encode_float8(values, columns, to);
       default:
         break;
     }
@@ -268,8 +217,6 @@ class Coder {
         return decode_16(from, columns, values, from_half);
       case kBrain16:
         return decode_16(from, columns, values, from_brain);
-      case kFloat8:
-        return decode_float8(from, columns, values);
       default:
         break;
     }

@@ -22,10 +22,8 @@ from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_pol
 from salientpp.analysis.device_rows import device_rows
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
-from salientpp.analysis.lists import Lists
 from salientpp.analysis.result import word_of_type
 from salientpp.analysis.shown import ShownAnalysis
-from salientpp.engine.option import num_bytes
 from salientpp.engine.producer import Drawn
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
@@ -48,7 +46,6 @@ class Ways:
         sums: True to count the rows and sums that loaders with ``partial_aggregation`` and the policy 'vip' fetch, and those that they copy to a device.
         send_as: formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`. Rows that a directory stores in a narrow format travel in that
             format.
-        topology_cache: values of the loaders' ``topology_cache``. Requests for neighbour lists are counted for each, as if the topology were stored in parts.
     """
 
     policies: Sequence[str] | None = None
@@ -56,7 +53,6 @@ class Ways:
     lookahead: Window | None = None
     sums: bool = False
     send_as: Mapping[Any, str] | None = None
-    topology_cache: Sequence[int | str] = ()
 
     def checked(self, predict_only: bool) -> Ways:
         """Returns the same ways with each α once, ascending. Raises ValueError for arguments that are wrong for every graph."""
@@ -70,8 +66,7 @@ class Ways:
             )
         alphas = sorted({check_replication_factor(alpha) for alpha in self.replication_factors})
         lookahead = None if self.lookahead is None else check_lookahead(self.lookahead)
-        budgets = sorted({num_bytes("topology_cache", budget) for budget in self.topology_cache})
-        return replace(self, replication_factors=alphas, lookahead=lookahead, topology_cache=budgets)
+        return replace(self, replication_factors=alphas, lookahead=lookahead)
 
 
 def analyze(
@@ -112,7 +107,6 @@ def analyze(
     ways = (ways or Ways()).checked(predict_only)
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
-    _check_data(data, ways)
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
@@ -131,7 +125,7 @@ def analyze(
     steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
     found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
     first, send_as = several[0], (ways.send_as or {}).items()
-    counted = "results", "device_rows", "copies", "lists"
+    counted = "results", "device_rows", "copies"
     quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
     return ShownAnalysis(
         dataset=name,
@@ -153,13 +147,6 @@ def analyze(
         steps_per_epoch=steps,
         **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
     )
-
-
-def _check_data(data: Data | PartitionedGraph, ways: Ways) -> None:
-    if ways.topology_cache and not isinstance(data, PartitionedGraph):
-        raise ValueError(
-            "topology_cache: requests for neighbour lists are counted only on a dataset directory; write one with salientpp.partition first"
-        )
 
 
 def _check(job: Job, ways: Ways) -> None:
@@ -236,10 +223,6 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     if summed:
         volumes, found["copies"] = sums.volumes(summed, vip, epochs)
         found["results"] += volumes
-    if ways.topology_cache and len(job.engines[0].basis.epochs.placement.row_parts) > 1:
-        found["lists"] = Lists(
-            job, [num_bytes("topology_cache", each) for each in ways.topology_cache], ways.send_as
-        ).count(epochs, progress)
     return found
 
 

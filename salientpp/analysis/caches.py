@@ -307,5 +307,5 @@ class Caches:
                     )
 
     def _total(self, rows: np.ndarray) -> np.ndarray:
-        """Sums over ranks: the mean over counted epochs, or the forecast if none was counted."""
+        """Returns the rows that all ranks fetch in an epoch: the mean of the counted epochs, or the forecast if none was counted."""
         return rows[..., :-1].sum(axis=0).mean(axis=-1) if self._epochs else rows[..., -1].sum(axis=0)

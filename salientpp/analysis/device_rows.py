@@ -1,4 +1,4 @@
-"""Forecasts the rows of its own part that a batch copies from host to device, over the share of the part that a device holds."""
+"""Forecasts the rows of its own part that a batch copies from host to device, over the fraction of the part that a device holds."""
 
 from __future__ import annotations
 

@@ -18,11 +18,9 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
-from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.frames import feature_columns, features_of, formats_of_columns
 from salientpp.store.narrow import Column, Narrow, read_formats
-from salientpp.store.sent_formats import read_send_as
 from salientpp.suggestions import did_you_mean
 from salientpp.vip.policies import Workload
 
@@ -159,10 +157,8 @@ def open_graph(
     return partitioned, {None: row_bytes}
 
 
-def read_sent(
-    part: PartitionedGraph, send_as: Mapping[Any, str] | None
-) -> tuple[dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
-    """Returns the formats in which features and edge attributes travel. Features are ``x`` and the columns of a table ``tf``."""
+def _read_sent(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[Column, Narrow]:
+    """Returns the formats in which features travel. Features are ``x`` and the columns of a table ``tf``."""
     types = part.description.node_types
     tables = {(type_.name, name): frame for type_ in types for name, frame in type_.tables.items()}
     known = {
@@ -170,7 +166,7 @@ def read_sent(
         for type_ in types
         for each in feature_columns(type_.attributes, type_.tables)
     }
-    return read_send_as(part, formats_of_columns("send_as", send_as, tables, known), known)
+    return read_formats("send_as", formats_of_columns("send_as", send_as, tables, known), known)
 
 
 def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
@@ -180,7 +176,7 @@ def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) ->
         name: sum(type_.row_bytes(each) for each in feature_columns(type_.attributes, type_.tables))
         for name, type_ in types.items()
     }
-    for (name, attribute), format in read_sent(part, send_as)[0].items():
+    for (name, attribute), format in _read_sent(part, send_as).items():
         narrow = types[name].narrow(attribute)
         if narrow is not None:
             words = attribute if name is None else str((name, attribute))

@@ -14,7 +14,7 @@ from torch_geometric.sampler import NegativeSampling
 from salientpp.analysis.batches import Batches
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.basis import Basis
-from salientpp.engine.connected import Connected, connect_part
+from salientpp.engine.connected import connect_part
 from salientpp.engine.engine import Engine
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.seeds import Seeds, draws_of, edges_of_part, sampler_of_part, vertices_of_part
@@ -57,13 +57,11 @@ class Job:
         batches: the batches that the ranks draw.
         engines: one engine per rank. They draw the loaders' batches in the loaders' order.
         widths: bytes of a row, by vertex type whose rows travel.
-        views: the graph as each rank sees it.
     """
 
     batches: Batches
     engines: Sequence[Engine]
     widths: Mapping[str | None, int]
-    views: Sequence[Connected]
 
     @classmethod
     def of(
@@ -105,11 +103,10 @@ class Job:
             epochs = Epochs(batches.seed, placement, shares.order(placement, batches.seed), batches.draw_block)
             basis = Basis(alone, source, epochs, torch.device("cpu"), batch_size, repeats=sampler.disjoint)
             engines.append(Engine(basis, ()))
-        return cls(batches, engines, {type_: row_bytes[type_] for type_ in types}, views)
+        return cls(batches, engines, {type_: row_bytes[type_] for type_ in types})
 
     @cached_property
     def hosts(self) -> list[range]:
-        """Ranks of each host."""
         return [*dict.fromkeys(engine.basis.epochs.placement.ranks_of_host for engine in self.engines)]
 
     @cached_property

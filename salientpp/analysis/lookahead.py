@@ -52,7 +52,7 @@ class Known:
 
 
 class Lookahead:
-    """The caches of one rank for plain batches, for every replication factor.
+    """Counts what lookahead caches of one rank would fetch, for every replication factor.
 
     Args:
         number: number of the rank.

@@ -100,7 +100,7 @@ class _Widths:
         self.shape = (num_rows, row_bytes)
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        raise NotImplementedError("rows of a plan have no contents")
+        raise NotImplementedError("a plan only counts rows, so it has no values to copy; use a loader to get them")
 
 
 def named_link(name: str, ranks_per_host: int) -> Machines:
@@ -263,7 +263,10 @@ def _kinds(
     """Yields the kinds of batches and rows that may be used. The first kind changes nothing."""
     sums = ALLOWED["sums"]["partial_aggregation"] if "sums" in allow else None
     for draws in ({}, ALLOWED["shared_draws"]) if "shared_draws" in allow else ({},):
-        job = Job.of(part, widths, placements, dataclasses.replace(batches, **draws))
+        if draws:
+            agree = draws["shared_draws"]
+            batches = dataclasses.replace(batches, shared_draws=agree["vertices"], draw_block=agree["block"])
+        job = Job.of(part, widths, placements, batches)
         words = ["shared draws"] if draws else []
         yield _Kind("".join(words), {**draws}, job, widths, sums)
         if narrow is not None:
@@ -367,7 +370,7 @@ def _basis(kind: _Kind, basis: Basis, machines: Machines) -> Basis:
 
 
 def _pooled(scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, Tensor]:
-    """Returns the scores of a host, from those of its ranks, as :func:`salientpp.ways.cache.pooled`."""
+    """Returns the scores of a host, from those of its ranks, as :mod:`salientpp.ways.cache` adds them."""
     pool = {type_: torch.zeros_like(of, dtype=torch.float64) for type_, of in scores[0].items()}
     for each in scores:
         for type_, of_type in each.items():
@@ -406,14 +409,13 @@ def _prediction(
     cost = line.cost
     copies = {name: number for name, number in line.memory.items() if name != "device"}
     paid = None if machines.price is None else hosts * machines.price * cost.seconds * question.epochs / 3600
-    changed = {name: value for name, value in line.choice.options.items() if value}
     return Prediction(
         hosts=hosts,
         ranks=len(kind.job.engines),
         budget=budget[0],
         device_budget=budget[1],
         ways=" + ".join(filter(None, [line.choice.words, kind.name])),
-        options={**changed, **kind.options},
+        options={**line.choice.options, **kind.options},
         seconds=cost.seconds,
         training=cost.training,
         loading=cost.loading,

@@ -109,10 +109,12 @@ def _words(each: Prediction, planned: Planned) -> str:
     )
     device = f", and {format_bytes(each.device_bytes)} of each device" if each.device_bytes else ""
     cost = "" if each.cost is None else f", and {_epochs(planned)} costs {_short(each.cost)}"
-    options = [f'memory="{words_of_bytes(each.budget)}"']
-    options += [f'device_memory="{words_of_bytes(each.device_budget)}"'] if each.device_budget else []
+    budget: dict[str, Any] = {"host": words_of_bytes(each.budget)}
+    budget |= {"device": words_of_bytes(each.device_budget)} if each.device_budget else {}
+    budget |= {"allow": ["sums"]} if "partial_aggregation" in each.options else {}
+    given = budget if len(budget) > 1 else budget["host"]
+    options = [f"memory={given!r}".replace("'", '"')]
     chosen = Choice.OPTIONS.values()
-    options += ['allow=["sums"]'] if "partial_aggregation" in each.options else []
     options += [f"{name}={value!r}" for name, value in each.options.items() if name not in chosen]
     return (
         f"{_hosts(each.hosts)}, {each.ways}. An epoch takes {_short(each.seconds)} s{cost}. Options of the loader: {', '.join(options)}. "

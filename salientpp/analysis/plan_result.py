@@ -13,7 +13,7 @@ ALIKE = 0.03
 ALLOWED: Mapping[str, Mapping[str, Any]] = {
     "sums": {"partial_aggregation": "mean"},
     "int8": {"send_as": {"x": "int8"}},
-    "shared_draws": {"shared_draws": "batch", "draw_block": 64},
+    "shared_draws": {"shared_draws": {"vertices": "batch", "block": 64}},
 }
 
 

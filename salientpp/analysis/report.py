@@ -33,7 +33,7 @@ def shown(analysis: Analysis, details: bool = False) -> list[RenderableType]:
         tables = [cache_table(analysis, numbers, details)]
         if details or analysis.draws["lookahead"] is not None:
             tables.append(lookahead_table(analysis, numbers))
-        tables += [sums_table(analysis, numbers), lists_table(analysis, numbers)]
+        tables.append(sums_table(analysis, numbers))
         tables += [device_table(analysis, numbers)] if details else []
         tables.append(copies_table(analysis, numbers))
         lines += [table for table in tables if table.row_count]
@@ -136,27 +136,6 @@ def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
             ("rows in these sums", attrgetter("summed.sources_per_epoch")),
             ("share of the bytes without", lambda volume: f"{volume.summed.share:.3f}"),
             ("machines that ask with 'auto'", lambda volume: f"{sum(volume.summed.auto)} of {analysis.parts}"),
-        ],
-    )
-
-
-def lists_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each cache of lists, the expansions by the place of the lists, and the requests for lists."""
-    rounds = attrgetter("list_rounds_per_batch")
-    return _table(
-        f"num_neighbors {list(numbers)}: expanded vertices per epoch by the place of their neighbour lists, and requests for lists, over all machines, if the "
-        "topology is stored in parts. Columns: bytes of copied lists per host (topology_cache)",
-        "",
-        [(format_bytes(each.topology_cache), each) for each in analysis.lists if each.num_neighbors == numbers],
-        [
-            ("own part", attrgetter("expansions_own")),
-            ("copied", attrgetter("expansions_copied")),
-            ("remote", attrgetter("expansions_remote")),
-            ("remote, forecast", attrgetter("predicted_remote")),
-            ("share not remote", lambda each: None if each.local_share is None else f"{each.local_share:.3f}"),
-            ("share not remote, forecast", lambda each: f"{each.predicted_local_share:.3f}"),
-            ("bytes of requests and answers", attrgetter("list_bytes_per_epoch")),
-            ("rounds with requests per batch", lambda each: None if rounds(each) is None else f"{rounds(each):.2f}"),
         ],
     )
 

@@ -51,38 +51,6 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class ListTraffic:
-    """Expansions and requests for neighbour lists per epoch if the topology is stored in parts, over all ranks; means over epochs.
-
-    Counted figures are None if no epoch was counted.
-    """
-
-    num_neighbors: tuple[Any, ...]
-    topology_cache: int
-    copied_bytes: tuple[int, ...]
-    predicted_remote: float
-    predicted_local_share: float
-    expansions_own: float | None = None
-    expansions_copied: float | None = None
-    expansions_remote: float | None = None
-    list_bytes_per_epoch: float | None = None
-    list_rounds_per_epoch: float | None = None
-    list_rounds_per_batch: float | None = None
-    expansions_per_rank: tuple[tuple[float, ...], ...] | None = None
-    bytes_sent_per_rank: tuple[float, ...] | None = None
-    bytes_received_per_rank: tuple[float, ...] | None = None
-    rounds_per_rank: tuple[float, ...] | None = None
-
-    @property
-    def local_share(self) -> float | None:
-        """Share of the expansions whose lists the expanding rank's host holds."""
-        if self.expansions_own is None or self.expansions_copied is None or self.expansions_remote is None:
-            return None
-        total = self.expansions_own + self.expansions_copied + self.expansions_remote
-        return 1 - self.expansions_remote / total if total else 1.0
-
-
-@dataclass(frozen=True)
 class Volume:
     """Rows of one vertex type that are fetched from other hosts per epoch, over all ranks."""
 
@@ -164,7 +132,6 @@ class Analysis:
     results: tuple[Volume, ...]
     device_rows: tuple[DeviceRows, ...]
     copies: tuple[Copies, ...]
-    lists: tuple[ListTraffic, ...] = ()
 
     def of(self, **labels: Any) -> list[Volume]:
         """Returns the results with these attributes, such as ``way='cache', policy='vip'``."""

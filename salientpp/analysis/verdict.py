@@ -8,6 +8,7 @@ from typing import Any
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume
 from salientpp.display import format_bytes
+from salientpp.ways.planner.choices import index_bytes_of
 
 #: Share of the traffic that the recommended cache saves, if one that was counted does. Below the second share a cache hardly helps.
 _ENOUGH, _HARDLY = 0.5, 0.05
@@ -46,7 +47,7 @@ def _savings(analysis: Analysis, caches: StaticCaches) -> str:
         return ""
     saved = {alpha: 1 - analysis.share(of_types) for alpha, of_types in own.items()}
     alpha = next((alpha for alpha, share in saved.items() if share >= _ENOUGH), max(saved))
-    size = sum(volume.cache_bytes for volume in own[alpha])
+    size = own[alpha][0].cache_bytes  # of all types
     whole = sum(number * analysis.row_bytes[type_] for type_, number in analysis.num_vertices.items())
     cache = f"cache with α = {alpha:g}"
     if whole:
@@ -59,7 +60,9 @@ def _savings(analysis: Analysis, caches: StaticCaches) -> str:
         for policy in ("degree", "random")
         if (CACHE, policy) in caches
     ]
-    advice = f' Try memory="{_rounded_up(size)}".' if whole else ""
+    travelling = [number for type_, number in analysis.num_vertices.items() if type_ not in analysis.replicated]
+    needed = size + sum(index_bytes_of(number, analysis.parts) for number in travelling)
+    advice = f' Try memory="{_rounded_up(needed)}".' if whole else ""
     return f"A VIP {cache} {verb} {saved[alpha]:.0%} of the traffic{'; ' * bool(others)}{', '.join(others)}.{advice}"
 
 

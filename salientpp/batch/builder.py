@@ -127,7 +127,7 @@ class BatchBuilder:
 
 
 def _has_compiled() -> bool:
-    """True if this process has used ``torch.compile``. Unneeded marks cost as much as sampling a small batch."""
+    """True if this process has used ``torch.compile``. If not, batches need no marks, which take as long as sampling."""
     frames = sys.modules.get("torch._dynamo.eval_frame")  # importing it would take seconds
     backends = {} if frames is None else getattr(frames, "cached_backends", {0: len})
     return any(map(callable, backends.values()))  # a function that is excluded from compilation has the value False

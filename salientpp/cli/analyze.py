@@ -58,21 +58,19 @@ TEXTS = {
     "--epochs": "epochs to count, at most 1,000,000 (default: 10)",
     "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT; with --link a split of edges (default: that "
     "of the dataset directory, or train; with --link all)",
-    "--send-as": "format in which rows of x or of an edge attribute travel and are cached, as send_as of the loaders; may be given several "
-    "times. TYPE of an edge attribute is written as author,writes,paper. Rows that a directory stores in fewer bytes always travel as stored",
+    "--send-as": "format in which rows of x travel and are cached, as send_as of the loaders; may be given several times. Rows that a "
+    "directory stores in fewer bytes always travel as stored",
     "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
     "--details": "show every table: forecasts, lookahead, and the memory of devices",
     "--json": "write all figures to this file",
     "--csv": "write the first table to this file, one line per cell",
-    "--plot": "draw rows over α, as .png or .svg (needs matplotlib)",
+    "--plot": "draw fetched rows over α, as .png or .svg (needs matplotlib)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
     "--parts-per-rank": "largest number of parts that one rank serves (default: 1)",
     "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, the rows for auto are only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
     "--partial-aggregation": "also count the rows and sums fetched if owners sum up the rows of last-hop neighbours",
-    "--topology-cache": "also count the requests for neighbour lists of a topology in parts, if each host copies lists of this size: "
-    "--topology-cache=0,1MB,2GiB. Needs a dataset directory, of either form",
     "--draw-block": "number of consecutive batches of a machine that share their random draws (default: 1)",
     "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
     "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
@@ -90,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A graph of N vertices is spread over K machines, and each batch fetches the feature rows that its machine lacks. This command counts "
         "these rows for every cache policy and every replication factor α (each machine caches α N / K rows of other machines). It also forecasts them by "
-        "vertex inclusion probability (VIP). β is the share of its own rows that a machine keeps in "
+        "vertex inclusion probability (VIP). β is the fraction of its own rows that a machine keeps in "
         "GPU memory. The command runs on one machine without a GPU."
     )
     add = adder(parser, TEXTS)
@@ -108,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
     add_cache("--policies", type=lambda text: text.split(","), metavar="P,P,...")
     add_cache("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
-    add_cache("--topology-cache", type=_sizes, metavar="BYTES,BYTES,...")
     add_cache("--predict-only", action="store_true")
     output = parser.add_argument_group("output")
     add_output = adder(output, TEXTS)
@@ -283,7 +280,6 @@ def _ways(arguments: argparse.Namespace) -> Ways:
 
     ways = Ways(
         arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial_aggregation), dict(arguments.send_as or ()) or None,
-        arguments.topology_cache or (),
     )  # fmt: skip
     check_policies(ways.policies, arguments.predict_only, False)
     return ways.checked(arguments.predict_only)
@@ -325,10 +321,6 @@ def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
     values = {name: getattr(arguments, name) for name in names}
     # 0 counts as given, although it equals False.
     return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]
-
-
-def _sizes(text: str) -> list[int | str]:
-    return [int(word) if word.isdecimal() else word for word in text.split(",")]
 
 
 def _lookahead(text: str) -> int | str:

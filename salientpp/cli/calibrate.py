@@ -36,7 +36,7 @@ TEXTS = {
     "(default: no step is measured)",
     "--device": "device of the batches, such as cpu or cuda (default: the GPU of the rank, or the CPU)",
     "--ranks-per-host": "ranks on each host (default: the number that torchrun or SLURM states)",
-    "--between": "link of a host, which its ranks share, instead of a measurement: a name such as 10GbE, or BYTES_PER_SECOND[:DELAY], as in "
+    "--between": "speed of the link of a host, which its ranks share, instead of a measurement: a name such as 10GbE, or BYTES_PER_SECOND[:DELAY], as in "
     "1.25e9:5e-5. Needed if all ranks are on one host",
     "--seconds": "approximate time of all measurements (default: 20)",
     "--json": "file to write (default: machines.json)",
@@ -46,8 +46,8 @@ TEXTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure cores, links, the costs of loading and your training step, on all ranks of a job at the same time. Start the command on every rank "
-        "(srun, torchrun), as you start your training. Rank 0 writes the file, which `machines=` of the loaders and `salientpp plan` read. A single "
-        "process can measure everything except links."
+        "(srun, torchrun), as you start your training. Rank 0 writes the file, which `salientpp plan` reads, and a loader with "
+        "`memory={'machines': FILE}`. A single process can measure everything except links."
     )
     add = adder(parser, TEXTS)
     add("root", type=Path)
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks-per-host", type=int, metavar="R")
     add("--between", metavar="LINK")
     add("--seconds", type=float, default=20.0, metavar="S")
-    add("--json", "--output", dest="output", type=Path, default=Path("machines.json"), metavar="FILE")
+    add("--json", type=Path, default=Path("machines.json"), metavar="FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,9 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         except RankFailure as failure:
             raise ValueError(str(failure)) from None
         if comm.rank == 0:
-            machines.write(arguments.output)
-            arguments.written.append(arguments.output)
-            terminal.show(*_table(machines, arguments.output))
+            machines.write(arguments.json)
+            arguments.written.append(arguments.json)
+            terminal.show(*_table(machines, arguments.json))
         if comm.size > 1:
             dist.destroy_process_group()
     return 0
@@ -145,7 +145,7 @@ def _checked(
     from salientpp.store.directory.load import load
 
     if rank == 0:
-        terminal.check_outputs({"--output": arguments.output})
+        terminal.check_outputs({"--json": arguments.json})
     between = None if arguments.between is None else link_of(arguments.between)
     make_step = None if arguments.step is None else _function(arguments.step)
     return between, load(arguments.root), make_step

@@ -22,7 +22,7 @@ TEXTS = {
     "--memory": "limit of resident memory, such as 512MiB (default: 4GB)",
     "--undirected": "store every edge in both directions, each pair once; or store edges as they are (default: as the dataset defines it)",
     "--deduplicate": "store each pair of vertices once",
-    "--dtype": "store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype=x=fp16; may be given several times (default: as in the source)",
+    "--dtype": "store an attribute as fp64, fp32, fp16 or bf16, as in --dtype=x=fp16; may be given several times (default: as in the source)",
     "--finite": "refuse NaN and infinity in attributes",
     "--overwrite": "replace a converted graph, or an unfinished conversion",
 }

@@ -28,7 +28,7 @@ FANOUTS, BATCH_SIZE, EPOCHS, PARTS, SEED = (10, 5), 64, 3, 2, 0
 ALPHAS, ALPHA = (0.0, 0.05, 0.1, 0.2, 0.4), 0.2
 
 TEXTS = {
-    "--vertices": "size of the generated graph (default: 50,000)",
+    "--vertices": "number of vertices of the generated graph (default: 50,000)",
     "--plot": "draw the fetched rows over the size of the cache, as .png or .svg (default: salientpp-demo.png, unless matplotlib is missing)",
 }
 

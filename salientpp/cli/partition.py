@@ -33,13 +33,14 @@ TEXTS = {
     "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10 (default: 15,10,5)",
     "--batch-size": "seeds per batch and rank (default: 1024)",
     "--seeds": "split that the inclusion probabilities are computed for; TYPE:SPLIT if several vertex types have it (default: train)",
-    "--replicate": "vertex type whose rows every part gets; may be given several times (default: types with at most 1 %% of all rows' bytes and 16 MiB)",
+    "--replicate": "vertex type whose rows every part gets; may be given several times (default: types "
+    "with at most 1 %% of all rows' bytes, and at most 16 MiB)",
     "--replicate-none": "replicate no type: each row is in one part only",
     "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are sorted by these times, and vertex times are stored for all parts. So a "
     "rank that has only its own part can draw by time",
     "--topology": "whole: one set of neighbour lists, which every rank opens. parts: each part stores the lists and edge attributes of its own vertices, and a "
     "rank opens only its part's (default: whole)",
-    "--store-as": "store rows of a node or edge attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with "
+    "--store-as": "store rows of a node or edge attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, int8, int4, or int8/B and int4/B with "
     "a scale for every B values. TYPE of an edge attribute is written as author,writes,paper. May be given several times. The largest error is printed",
     "--tolerance": "how far the load of a part may exceed the mean load, as a fraction (default: 0.05)",
     "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",

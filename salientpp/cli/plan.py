@@ -37,7 +37,7 @@ EXAMPLE = "salientpp plan DIR --machines 10GbE"
 TEXTS = {
     "dataset": f"a dataset directory, or {DATASETS}. A graph that is not partitioned yet is partitioned in memory for each number of hosts",
     "--machines": "JSON file of `salientpp calibrate`; or for a first look the name of a link, such as 10GbE, with defaults for everything else",
-    "--set": "replaces a constant of the machines, such as `--set step.seconds=0.05`. May be given several times",
+    "--set": "replace a constant of the machines, such as `--set step.seconds=0.05`. May be given several times",
     "--hosts": "numbers of hosts to compare (default: for a dataset directory the number of parts, and the powers of two below it whose ranks fit the parts)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--memory": "bytes of a host for copies of rows, to compare, such as `--memory 0B,8GiB,16GiB` "
@@ -58,8 +58,9 @@ TEXTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Predicts an epoch of a training job, before machines are rented. For each number of hosts and each amount of memory, the command compares the "
-        "combinations of ways that move fewer bytes, as a loader with `memory=` does. It predicts the seconds of an epoch, the bytes that travel, "
+        "Predicts an epoch of a training job, before machines are rented. For each number of hosts and amount of memory, the command compares "
+        "combinations of caches and other methods that move fewer bytes, as a loader with `memory=` does. "
+        "It predicts the seconds of an epoch, the bytes that travel, "
         "the memory of a host and, with a price, the cost. It runs on one machine without a GPU, and trains nothing."
     )
     add = adder(parser, TEXTS)
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow", type=_words, default=[], metavar="NAME,...")
     add("--price", type=float, metavar="PER_HOUR")
     add("--epochs", type=int, default=1)
-    add("--json", "--output", type=Path, metavar="FILE")
+    add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE")
     add_seed(parser, "seed of batches and partition")
     add_data(parser)

@@ -23,7 +23,8 @@ TEXTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a dataset directory again with the other form of its topology, without partitioning again. Parts, ids, numbers of edges and rows stay the "
+        "Write a dataset directory again with its topology in parts instead of whole, or whole instead of in parts, "
+        "without partitioning again. Parts, ids, numbers of edges and rows stay the "
         "same. After an interruption, the same command goes on where it stopped."
     )
     add = adder(parser, TEXTS)

@@ -11,7 +11,8 @@ from typing import Any
 from salientpp.cli import terminal
 
 METHODS = (
-    "assignment of vertices to parts: metis, kaminpar (an extra), random, or auto (kaminpar for more than 2^26 edges if it is installed, else metis). "
+    "assignment of vertices to parts: metis, kaminpar (in the extra salientpp[kaminpar]), random, "
+    "or auto (kaminpar for more than 2^26 edges if it is installed, else metis). "
     "given takes the assignment of pyg-partition: or glt-partition:. A file also works: an .npy file of part ids, or the .json file of DGL's "
     "partition_graph, followed by ,original_id=FILE.npy if DGL renumbered the vertices of your data"
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.source import BatchSource
 from salientpp.engine.together import draw_together
+from salientpp.ops import return_freed_memory
 from salientpp.processes import in_order, lazy, outside_inference
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.cooperation import Cooperation
@@ -70,11 +71,12 @@ class Basis:
             self._remembered = before
 
     def once(self, key: Any, compute: Callable[[], Out]) -> Out:
-        """Returns ``compute()``. While :meth:`remembering` lasts, it is computed once for each key."""
+        """Returns ``compute()``. Inside :meth:`remembering`, it is computed only once for each key."""
         if self._remembered is None:
             return compute()
         if key not in self._remembered:
             self._remembered[key] = compute()
+            return_freed_memory()  # otherwise the results lie between the pages of what was freed
         return self._remembered[key]
 
     @property
@@ -88,7 +90,7 @@ class Basis:
 
     @lazy
     def host(self) -> Comm:
-        """The ranks of this host. All of them create it at the same time."""
+        """The ranks of this host, connected to each other. They all create this object at the same time."""
         return self.comm.among(self.source.exchange.placement.ranks_of_host)
 
     @property
@@ -105,12 +107,12 @@ class Basis:
         return Cooperation(self.comm, placement.ranks_of_host, placement.host)
 
     def seeds_only(self, type_: str | None) -> list[str]:
-        """Returns the names of those attributes of a vertex type that a batch has only for its seeds."""
+        """Returns the attributes of a vertex type that a batch has only for its seeds, such as ``y``."""
         return [name for owner, name in self.source.seed_columns if owner == type_]
 
     @outside_inference
     def tiers(self, near: Mapping[str | None, Tensor] | None = None) -> dict[str | None, Tiers]:
-        """Returns the tiers of this part by vertex type, with device copies of the rows ``near`` (ascending local ids, int64)."""
+        """Returns the tiers of this part's rows by vertex type. ``near``: ascending local ids to copy to the device."""
         source = self.source
         return {
             type_: Tiers.of(

@@ -1,4 +1,4 @@
-"""A partitioned graph as seen by one rank of a group: the parts whose seeds it visits, and the rows that its host holds."""
+"""A partitioned graph as one rank of a group sees it: the parts whose seeds it visits, and the rows of its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from salientpp.store.exchange import Exchange, Message
 
 @dataclass(frozen=True, eq=False)
 class Connected:
-    """A partitioned graph as seen by one rank of a group.
+    """A partitioned graph, with the views that one rank of a group uses.
 
     Attributes:
         own: view whose part has the seeds of this rank's batches. Its inclusion probabilities are for these seeds.

@@ -25,7 +25,7 @@ from salientpp.store.tiers import Places
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A complete batch, as a sampling thread delivers it.
+    """A complete batch that a sampling thread has made, with what is needed to notice later changes of the data.
 
     Attributes:
         mfg: the sample. None if the user's code made the batch.
@@ -45,7 +45,7 @@ class Made:
 
 @dataclass
 class BatchMaker:
-    """Makes the complete batches of one loader."""
+    """Makes complete batches of one loader, without the pipeline."""
 
     fetch: Fetch
     builder: BatchBuilder

@@ -1,4 +1,4 @@
-"""Division of each batch among the ranks of a host, which compute it together. A rank's source then gives this rank's share of every batch."""
+"""Divides each batch among the ranks of a host, which compute it together. A rank's source gives its share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from salientpp.sampling.topology import Mfg
 
 
 class Once(Protocol):
-    """Lets one rank of the host draw a batch, and the others take their shares."""
+    """Interface of draws that one rank makes for its host; the other ranks take their shares."""
 
     def share(self, turn: int, key: Sequence[int], draw: Callable[[], Mfg]) -> BatchShare:
         """Returns this rank's share of a batch. ``draw`` draws the whole batch, which ``turn`` and ``key`` identify."""
@@ -63,5 +63,5 @@ class Division:
         return own
 
     def masked(self, scores: Tensor, first: int = 0) -> Tensor:
-        """Returns the scores [n] of the vertices from ``first`` on, with 0 for those of other ranks."""
+        """Returns the scores [n] of the vertices from ``first`` on, with 0 for vertices of other ranks."""
         return scores * (self.owner[first : first + scores.numel()] == self.place)

@@ -53,7 +53,7 @@ class Engine:
         self.reset()
 
     def way(self, kind: type[Any]) -> Any:
-        """Returns the engine's way of this class, or None."""
+        """Returns the engine's method of class ``kind``, such as its cache, or None."""
         return next((way for way in self.ways if isinstance(way, kind)), None)
 
     # --- epochs -------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Engine:
     ) -> Iterator[Out]:
         """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The batches are drawn and placed, but no rows move.
 
-        It needs a process that holds all lists.
+        It needs a process that holds all neighbour lists.
 
         Args:
             measure: called by several threads, each with a different batch.
@@ -108,9 +108,10 @@ class Engine:
         return in_order(measured, epochs.order.of_epoch(epoch) if turns is None else turns, "salientpp-dry")
 
     def price(self) -> Price:
-        """Predicts the cost of a batch on this rank, from some trial batches and the forecasts of the ways. No rows move.
+        """Predicts the cost of a batch on this rank, from trial batches and forecasts of the methods in use. No rows
+        move.
 
-        If other ranks hold some of the lists, the call is collective.
+        If other ranks hold some neighbour lists, the call is collective.
         """
         begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
         batches = [self.basis.epochs.pieces(0, turn) for turn in self.basis.trial_turns]
@@ -122,7 +123,7 @@ class Engine:
         return price_of(tried, tiers, source.row_bytes, source.exchange.wire_dtype.itemsize, self.ways, seconds)
 
     def move_to(self, epoch: int) -> bool:
-        """Changes the number of the epoch begun last, if no batch of it was requested yet. Returns True if the epoch now has this number."""
+        """Renumbers the epoch begun last, if no batch of it was requested yet. Returns True if it now has this number."""
         return self._run is not None and self._run.move_to(epoch)
 
     def close(self) -> None:
@@ -172,7 +173,6 @@ class Engine:
     # --- reports ------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Resets all statistics."""
         self.producer.fetch.counts.clear()
         self.producer.workers.reads = Reads()
         self.basis.source.exchange.reset_traffic()

@@ -14,7 +14,7 @@ from salientpp.sampling.schedule import BatchKeys, Turn, batch_keys
 
 
 class Order(Protocol):
-    """The order of a rank's batches. All numbers are per epoch.
+    """The order in which a rank delivers batches. One batch in this order is a turn. All numbers are per epoch.
 
     Attributes:
         batches_by_rank: number of batches of each rank. A process that shares seeds with others but does not wait for them lists only its own number.
@@ -54,7 +54,7 @@ class Order(Protocol):
 
 
 class TurnsOfEpoch:
-    """Turns of one epoch, which are read from an order no earlier than they are asked for.
+    """Turns of one epoch, read from an order only when they are needed, since a user's sampler may depend on the loop.
 
     Attributes:
         size: number of turns. None: not known yet.
@@ -70,7 +70,7 @@ class TurnsOfEpoch:
             self._read, self.size = deque(turns), len(turns)
 
     def at(self, index: int) -> Turn | None:
-        """Returns a turn that was not dropped, or None after the last. It reads as many turns as needed."""
+        """Returns a turn that was not dropped, or None after the last. Reads as many turns as needed."""
         while self.size is None and index >= self._first + len(self._read):
             if self._error is not None:
                 raise self._error
@@ -84,7 +84,7 @@ class TurnsOfEpoch:
         return None if self.size is not None and index >= self.size else self._read[index - self._first]
 
     def drop(self, index: int) -> None:
-        """Drops all turns before this one, because an epoch may have no end."""
+        """Forgets all turns before this one, because an epoch may have no end."""
         while self._read and self._first < index:
             self._read.popleft()
             self._first += 1
@@ -104,12 +104,10 @@ class Draws:
     epochs: Epochs | None = field(default=None, compare=False, repr=False)
 
     def pieces(self, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
-        """Returns the pieces of a batch of this epoch."""
         assert self.epochs is not None  # the caller has a batch of an epoch
         return self.epochs.pieces(self.epoch, turn)
 
     def turns(self) -> Sequence[Turn]:
-        """Returns this rank's turns in this epoch."""
         assert self.epochs is not None  # as above
         return [*self.epochs.order.of_epoch(self.epoch)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -16,13 +17,14 @@ from typing_extensions import Self
 
 from salientpp.arguments import as_amount, as_integer
 from salientpp.engine.way import Way
+from salientpp.suggestions import did_you_mean
 
 #: Function of an option's name and the given value. Returns the value, with numbers converted to Python's, or raises ValueError or TypeError.
 Check = Callable[[str, Any], Any]
 
 
 def accept(name: str, value: Any) -> Any:
-    """Accepts every value. For options that are checked later, by the code that uses them."""
+    """Accepts every value, for options that the code which uses them checks."""
     return value
 
 
@@ -45,7 +47,9 @@ class Option:
         shown: the default as docs/reference/options.md shows it. None: its ``repr``.
         entries: ``TypedDict`` of the options that a mapping may give instead of the value. None: no mapping is meant. The option ``size`` among the
             entries of ``pad`` has the name ``pad_size`` in :class:`Values`, and users write ``pad={"size": ...}``.
-        implied: the value that a mapping stands for.
+        main: the entry that has the option's own value, so that ``option=value`` means ``option={main: value}``. It needs no declaration of its own.
+            None: the value itself cannot be an entry.
+        implied: the option's own value if a mapping does not give it.
         label: name in errors, in facts and in saved states. None: the option's own name.
     """
 
@@ -58,18 +62,33 @@ class Option:
     way: Callable[[Any], Way] | None = None
     shown: str | None = None
     entries: type | None = None
+    main: str | None = None
     implied: Any = None
     label: str | None = None
 
+    @functools.cached_property
+    def keys(self) -> Mapping[str, Option | None]:
+        """The entries of a mapping, in order: key -> declaration. That of ``main`` is None."""
+        if self.entries is None:
+            return {}
+        declared = {} if self.main is None else {self.main: None}
+        return {**declared, **{key: entry for key, (_, entry) in declared_in(self.entries, but=self.main).items()}}
 
-def declared_in(group: type) -> dict[str, tuple[Any, Option]]:
-    """Returns the options of a ``TypedDict`` in order: name -> (type, declaration).
+    def named(self, name: str) -> str:
+        """Returns how users write this option, whose name in :class:`Values` is ``name``."""
+        return f"{name}=" if self.label is None else self.label
+
+
+def declared_in(group: type, but: str | None = None) -> dict[str, tuple[Any, Option]]:
+    """Returns the options of a ``TypedDict`` in order, except ``but``: name -> (type, declaration).
 
     Raises:
         TypeError: an entry has no :class:`Option`.
     """
     found = {}
     for name, hint in get_type_hints(group, include_extras=True).items():
+        if name == but:
+            continue
         type_, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         option = next((note for note in notes if isinstance(note, Option)), None)
         if option is None:
@@ -83,8 +102,9 @@ def with_entries(group: type) -> dict[str, Option]:
     found = {}
     for name, (_, option) in declared_in(group).items():
         found[name] = option
-        for key, (_, entry) in ({} if option.entries is None else declared_in(option.entries)).items():
-            found[f"{name}_{key}"] = dataclasses.replace(entry, label=f"{name}[{key!r}]")
+        for key, entry in option.keys.items():
+            if entry is not None:
+                found[f"{name}_{key}"] = dataclasses.replace(entry, label=f"{name}[{key!r}]")
     return found
 
 
@@ -109,11 +129,10 @@ class Values:
         self.mappings: dict[str, Any] = {}
         for name, option in self.declared.items():
             value = given.get(name)
-            if option.entries is not None and isinstance(value, Mapping):
-                entries = {f"{name}_{key}": of for key, of in value.items()}
-                if entries.keys() <= self.declared.keys():  # otherwise the option's check refuses the mapping
-                    self.mappings[name] = value
-                    self.__dict__.update({name: option.implied, **entries})
+            if isinstance(value, Mapping) and option.keys and set(value) <= set(option.keys):
+                self.mappings[name] = dict(value)  # a copy, because the user may change the mapping
+                entries = {name if key == option.main else f"{name}_{key}": of for key, of in value.items()}
+                self.__dict__.update({name: option.implied, **entries})
 
     if TYPE_CHECKING:
 
@@ -133,6 +152,8 @@ class Values:
         """
         found = copy.copy(self)
         for name, option in self.declared.items():
+            if option.keys and name not in self.mappings:
+                _check_keys(name, getattr(self, name), option)
             setattr(found, name, option.check(option.label or name, getattr(self, name)))
         made = (
             option.way(getattr(found, name))
@@ -160,6 +181,26 @@ class Values:
         }
 
 
+def entry_meant(name: str, declared: Mapping[str, Option]) -> str:
+    """Returns a sentence with the entry of a mapping that an unknown argument may stand for, or an empty text."""
+    words = name.split("_")
+    for option, key in ((lead, entry) for lead in declared for entry in declared[lead].keys):
+        there = [*option.split("_"), *key.split("_")]
+        if set(key.split("_")) <= set(words) and all(any(of.startswith(word) for of in there) for word in words):
+            return f". Did you mean {option}={{{key!r}: ...}}?"
+    return ""
+
+
+def _check_keys(name: str, value: Any, option: Option) -> None:
+    """Raises ValueError if a mapping has an entry that the option does not have."""
+    wrong = [key for key in value if key not in option.keys] if isinstance(value, Mapping) else []
+    if wrong:
+        keys = ", ".join(option.keys)
+        raise ValueError(
+            f"{name} may be a mapping with the entries {keys}; got the entry {wrong[0]!r}{did_you_mean(wrong[0], option.keys)}"
+        )
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
@@ -182,9 +223,9 @@ def num_bytes(name: str, value: Any) -> int:
     """Returns a number of bytes that is given as an integer or as text; see :func:`salientpp.arguments.as_amount`."""
     number = as_amount(value) if isinstance(value, str) else as_integer(value)
     if not isinstance(number, int) or number < 0:
-        raise ValueError(f"{name} must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got {value!r}")
+        raise ValueError(f"{name} must be a number of bytes >= 0, such as 2_000_000 or '2GiB', got {value!r}")
     if number >= 2**63:
-        raise ValueError(f"{name} must be fewer than 2^63 bytes per host, got {value!r}")
+        raise ValueError(f"{name} must be fewer than 2^63 bytes, got {value!r}")
     return number
 
 

@@ -32,7 +32,7 @@ class StageError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One of the steps that every batch passes through.
+    """One step of a batch in the pipeline.
 
     Attributes:
         run: makes the next state from the previous one. States are frozen dataclasses (or objects with ``to_dict``), and have an ``index``, the number of
@@ -46,7 +46,8 @@ class Stage:
 
 
 class Trace:
-    """Spans on named tracks, in Chrome's trace format: which track worked on which batch, and when. Threads may share a trace.
+    """Records which track (stage or thread) worked on which batch, and when, in Chrome's trace format. Threads may share a
+    trace.
 
     Args:
         outer: a trace that gets the same spans; None: none.
@@ -99,7 +100,10 @@ _NOTHING = contextlib.nullcontext()
 
 
 def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
-    """Returns a range of torch's profiler and a span of the trace, if one of them is active. Both cost a few microseconds."""
+    """Returns a context that shows a stage in torch's profiler and in the trace.
+
+    If neither records, the context does nothing, because the two cost a few microseconds a stage.
+    """
     is_watched = trace is not None or torch.autograd._profiler_enabled()
     return _watched(stage, index, trace) if is_watched else _NOTHING
 
@@ -171,7 +175,7 @@ class Pipeline:
         self.failure: StageError | None = None
 
     def num_past(self, stage: str) -> int:
-        """Returns the maximum number of batches that have entered this stage and have not been delivered."""
+        """Returns how many batches can be past the beginning of this stage without being delivered."""
         return len(self._runs) - next(i for i, run in enumerate(self._runs) if any(step.name == stage for step in run))
 
     @property
@@ -186,7 +190,7 @@ class Pipeline:
                 self._waiting[i] = function(waiting[0]), waiting[1]
 
     def tick(self, item: Any = None) -> Any:
-        """Moves every batch one step on, and takes in ``item`` (None: no new batch).
+        """Moves every batch one step forward, and takes in ``item`` as a new batch (None: no new batch).
 
         Returns:
             The last stage's result for the batch that leaves the pipeline, or None.
@@ -240,7 +244,7 @@ class Pipeline:
         return following, event
 
     def _fail(self, error: BaseException, index: int, stage: str) -> NoReturn:
-        """Raises the failure of a stage. Also after Ctrl-C: the current batch is in an undefined state, so the other batches cannot continue either."""
+        """Refuses further work and raises the failure of a stage, also after Ctrl-C, because the batch's state is then undefined."""
         self._waiting = [None] * len(self._runs)
         self.failure = StageError.of(error, self.rank, index, stage)
         if isinstance(error, Exception):
@@ -249,7 +253,7 @@ class Pipeline:
 
 
 def record_stream(state: Any, stream: Any) -> None:
-    """Keeps the memory of all device tensors in a state, once it is free, until ``stream`` has done the work that it then has."""
+    """Keeps the memory of a state's device tensors until ``stream`` has done the work that it has when they are freed."""
     for tensor in tensors_in(state):
         if tensor.device.type != "cpu":
             tensor.record_stream(stream)

@@ -1,7 +1,7 @@
-"""Finds the vertices with the largest personalised PageRank of a rank's seeds, if other ranks hold some of the lists.
+"""Finds the vertices with the largest personalised PageRank of a rank's seeds, if ranks hold different neighbour lists.
 
-The number of rounds depends on the graph, so the rounds cannot be stages of an epoch. The scores depend only on the graph, so they are found once, before
-the first epoch. Batches look them up.
+The number of exchanges between ranks depends on the graph, so they cannot be stages of an epoch. The scores depend only on the graph, so they are found
+once, before the first epoch. Batches look them up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from salientpp.store.exchange import Exchange
 
 
 def find_ppr(source: BatchSource) -> None:
-    """Lets the sampler keep the results of this rank's seeds. It does nothing unless a PPRSampler needs lists of other ranks. Then it is collective."""
+    """Lets the sampler keep the results of this rank's seeds. It does nothing unless a PPRSampler needs neighbour lists of other ranks. Then it is
+    collective.
+    """
     sampler, topology, inputs = source.sampler, source.rounds_topology, source.seeds.inputs
     if topology is None or not isinstance(sampler, PPRSampler):
         return

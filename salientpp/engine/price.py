@@ -1,4 +1,4 @@
-"""Cost of a batch, from some batches that were drawn for a trial."""
+"""Predicts the cost of a batch from some batches that were drawn for a trial."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Drawn:
 
     @classmethod
     def of(cls, mfg: Mfg, ways: Sequence[Way], look_up: Callable[[ByType], PlacesByType]) -> Drawn:
-        """Passes a sample through the ways, and looks up the places of the rows that are left."""
+        """Lets each method change a sample, and looks up the places of the rows that are left."""
         notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
         for way in ways:
             mfg, note = way.on_drawn(mfg)
@@ -58,7 +58,7 @@ class Drawn:
 
 
 class Producer:
-    """Maker of the batches of one engine. It takes the engine's arguments."""
+    """Makes the batches of one engine, whose arguments it takes."""
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
         held = basis.source.template.contents()  # the contents that the tiers are made from
@@ -68,7 +68,7 @@ class Producer:
         late = [way.name for way in ways if way.finds_late]
         if len(late) > 1:
             raise ValueError(
-                f"only one way may decide late where rows come from, got {len(late)} ({', '.join(late)}); leave out all but one"
+                f"at most one of the ways may find rows when a batch enters the pipeline (finds_late), got {', '.join(late)}; leave out all but one"
             )
         ask_for_huge_pages(rows for of_type in tiers.values() for rows in of_type.home.rows.values())
         self.basis, self.ways = basis, list(ways)
@@ -146,7 +146,7 @@ class Producer:
         return self.maker if self.is_local else self.stages
 
     def drive(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls ``function(*args)`` in this thread. A process that was forked after the engine was made calls it in a thread of its own."""
+        """Calls ``function(*args)`` in this thread; in a process that was forked later, in a new thread."""
         if self._forks == forks() or may_compute_in_parallel():
             return function(*args)
         return self._driver.submit(function, *args).result()
@@ -180,7 +180,7 @@ class Producer:
         return Request(tick, Undone(self._idle, tick, leaving))
 
     def without_batch(self, state: Any) -> Any:
-        """Returns the state of a batch in flight after this rank has left: without a batch, if its rows were not asked for yet."""
+        """Returns a batch's state after this rank has left: empty, unless its rows were asked for already."""
         if not isinstance(state, Request):
             return state
         state.sampling.cancel()
@@ -226,5 +226,4 @@ class Producer:
         return self.noted(self.basis.source.draw_joined(pieces, only_vertices))
 
     def noted(self, mfg: Mfg) -> Drawn:
-        """Looks up the places of a sample's rows."""
         return Drawn.of(mfg, self.ways, self.fetch.look_up)

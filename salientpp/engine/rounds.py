@@ -1,7 +1,7 @@
 """The stages that draw batches over a topology in parts, before the ten stages of :mod:`salientpp.engine.stages`.
 
-In a round, a rank asks the owners of lists to draw from them, and draws for the ranks that ask it (:mod:`salientpp.sampling.part_topology`). A round has
-six stages, so that neither messages nor draws keep the pipeline waiting. Every rank carries every batch through every round, also a rank that
+In a round, a rank asks the owners of neighbour lists to draw from them, and draws for ranks that ask it (:mod:`salientpp.sampling.part_topology`). A
+round has six stages, so that neither messages nor draws keep the pipeline waiting. Every rank carries every batch through every round, also a rank that
 asks nothing, because others may ask it.
 """
 
@@ -60,8 +60,8 @@ class Rounds:
     """The rounds of one engine.
 
     Args:
-        topology: the lists that this rank's host holds.
-        exchange: the ranks that hold the others.
+        topology: the neighbour lists that this rank's host holds.
+        exchange: the ranks that hold the other lists.
         workers: the threads that draw.
     """
 

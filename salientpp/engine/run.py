@@ -113,7 +113,7 @@ class Run:
 
     @property
     def _all_entered(self) -> bool:
-        """True if no tick is left in which a batch may enter the pipeline."""
+        """True if every tick in which a batch may enter the pipeline is over."""
         number = self._epochs.order.num_ticks
         return self._turns.at(self._placed) is None if number is None else self._entered == number
 
@@ -228,7 +228,7 @@ class Run:
         return finished
 
     def _open(self) -> None:
-        """Agrees with the other ranks on the first tick. If some ranks resume an earlier epoch, first answers them in that epoch."""
+        """Agrees with all ranks where the epoch starts. If some resume an earlier epoch, first answers them there."""
         point = self._point()
         while not self._is_open:
             try:
@@ -255,7 +255,6 @@ class Run:
                 point = replace(point, resumed=False, by_round=False)
 
     def _point(self) -> Point:
-        """Returns the point at which this rank wants to start."""
         turn, ticks = self._turns.at(self._first), self._epochs.order.num_ticks
         start = ticks or 0 if turn is None else turn.tick
         return Point.at(start, self._epochs.draws(self._epoch), self._resume)
@@ -356,7 +355,7 @@ class Run:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Marks the epoch as ended, and drops references to the user's code, which may hold the engine that holds this run."""
+        """Marks the epoch as ended, and drops references to the user's code, which may in turn refer to the engine."""
         self.is_gone = True
         self._finish = self._by_hand = None
 
@@ -414,7 +413,6 @@ class Rounds(Epoch):
             return self.run.give_round()
 
     def close(self) -> None:
-        """Leaves the epoch early."""
         self._is_closed = True
         super().close()
 

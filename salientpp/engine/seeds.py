@@ -33,7 +33,7 @@ Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """All seeds of a loader, with the functions that depend on their kind (vertices or edges).
+    """All seeds of a loader, and functions that differ between vertices and edges as seeds.
 
     Attributes:
         inputs: the seeds in PyG's type. ``inputs[positions]`` is a batch of them.
@@ -59,7 +59,7 @@ class Seeds:
 
 
 def draws_of(options: Any) -> dict[str, Any]:
-    """Returns the arguments of :func:`sampler_of_part` that an object has as attributes."""
+    """Returns those attributes of ``options`` that are arguments of :func:`sampler_of_part`."""
     names = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
     return {name: getattr(options, name) for name in names}
 

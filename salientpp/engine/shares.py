@@ -1,4 +1,4 @@
-"""Assigns seeds to logical ranks, and determines the order in which a rank delivers their batches."""
+"""Decides which seeds become which batches, and in what order a rank delivers them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 
 
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
-    """Returns the field ``seeds`` of :class:`Facts`. ``split``: the stored split that is exactly these seeds, or None."""
+    """Describes this rank's seeds for :class:`Facts`. ``split``: the stored split with exactly these, or None."""
     seeds, parts = source.seeds, placement.own_parts
 
     def words(at: Tensor | None) -> str:
@@ -35,13 +35,13 @@ def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None)
 
 
 def seeds_by_part(everyone: Sequence[Facts]) -> SeedsByPart:
-    """Returns the seeds of all ranks."""
+    """Collects the seeds of all ranks, by part."""
     return {(first, last): (number, words) for facts in everyone for first, last, number, words in facts.seeds}
 
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Rules by which seeds become the batches of logical ranks.
+    """Rules that divide the seeds into the batches of logical ranks.
 
     Attributes:
         seeds: the seeds of all ranks.
@@ -108,7 +108,6 @@ class Shares:
         return found, order
 
     def _sizes(self, placement: Placement) -> list[int]:
-        """Returns the number of seeds of each unit."""
         parts = [placement.parts_of_unit(unit) for unit in range(placement.num_units)]
         starts, sizes = [of_unit.start for of_unit in parts], [0] * len(parts)
         for (first, last), (number, _) in self.seeds.items():
@@ -127,19 +126,19 @@ class Shares:
 
 
 def _kind(placement: Placement) -> str:
-    """Returns the name of a logical rank in errors."""
+    """Returns how errors call one that visits seeds: a rank, a logical rank or a host."""
     if placement.num_logical_ranks != placement.num_visitors:
         return "logical rank"
     return "host" if placement.cooperates else "rank"
 
 
 def _units(placement: Placement) -> range:
-    """Returns the units that the rank's logical ranks draw seeds from."""
+    """Returns the units (groups of parts) from which this rank's logical ranks draw seeds."""
     return range(placement.unit_of(placement.logical_ranks[0]), placement.unit_of(placement.logical_ranks[-1]) + 1)
 
 
 def check_units(source: BatchSource, placement: Placement) -> None:
-    """Raises ValueError if the user passed seeds of their own, and it is unclear which logical rank visits each of them."""
+    """Raises ValueError if it is unclear which logical rank visits each of the user's own seeds."""
     if source.seeds.part_of is None and len(_units(placement)) > 1:
         raise ValueError(
             f"rank {placement.rank} has {len(placement.logical_ranks)} logical ranks that draw from {len(_units(placement))} groups of parts, but your own "

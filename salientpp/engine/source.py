@@ -78,11 +78,11 @@ class BatchSource:
     division: Division | None = None
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns the rows as tiers and messages hold them."""
+        """Returns a column's rows in the form in which tiers and messages hold them, which may be encoded."""
         return self.rows[column[0]][column[1]]
 
     def delivered(self, column: Column) -> RowSource:
-        """Returns the rows as batches hold them."""
+        """Returns a column's rows in the form that batches get, decoded."""
         rows = self.rows_of(column)
         return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
 
@@ -132,7 +132,7 @@ class BatchSource:
         return mfgs if self.division is None else list(map(self.division.own_vertices, mfgs))
 
     def _draw_whole(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
-        """Samples a batch as :meth:`draw_joined`, of which no rank of the host has a share."""
+        """Samples a whole batch as :meth:`draw_joined`, without division among the ranks of a host."""
         if len(pieces) == 1:
             return self.draw(*pieces[0], only_vertices=only_vertices)
         inputs = self.seeds.inputs
@@ -141,7 +141,7 @@ class BatchSource:
 
     @property
     def rounds_topology(self) -> PartTopology | None:
-        """The topology, if other ranks hold some of its lists, so that batches are drawn in rounds."""
+        """The topology, if ranks must draw batches together because they hold different neighbour lists; else None."""
         topology = getattr(self.sampler, "topology", None)
         return topology if isinstance(topology, PartTopology) and topology.is_shared else None
 
@@ -318,7 +318,7 @@ def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:
 
 
 def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate:
-    """Returns the template of batches, with the attributes of the edges whose lists this host draws from."""
+    """Returns the template that gives batches their attributes, also those of edges whose lists this host has."""
     if not isinstance(getattr(sampler, "topology", None), PartTopology):
         return PartitionTemplate(part.edge_sources())
     held = part.part_edge_rows()
@@ -364,7 +364,7 @@ def _encoded(
 
 
 def _sent(template: PartitionTemplate, sampler: BaseSampler, sent: Mapping[EdgeColumn, Narrow]) -> PartitionTemplate:
-    """Lets the attributes of edges travel in these formats. Returns the template with the rounded rows."""
+    """Sets the formats in which edge attributes travel. Returns the template with rows rounded accordingly."""
     topology = getattr(sampler, "topology", None)
     if isinstance(topology, PartTopology):
         topology.send_edges_as(sent)
@@ -381,7 +381,7 @@ def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
 
 
 def sources_in(columns: Any) -> dict[Any, Any]:
-    """Returns the entries of the argument ``columns`` whose rows come from a user's source, by the user's keys."""
+    """Returns the entries of ``columns`` that the user gave as row sources, by the user's keys."""
     given = columns if isinstance(columns, Mapping) else {}
     return {key: source for key, source in given.items() if source is not None}
 

@@ -49,7 +49,7 @@ class Sampled:
     Attributes:
         leaving: True if this rank has no more batches in this epoch.
         batch: complete, except for the rows that every sampled vertex gets. None without seeds.
-        plan: by vertex type, how these rows are assembled.
+        plan: by vertex type, the plan by which these rows are assembled.
         contents: contents of the data before the batch was made. None: the data cannot change.
         notes: name of a way -> its note about the batch.
         asks: by vertex type or message, what this rank requests from the others.
@@ -104,8 +104,6 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """Base class of the later states."""
-
     sampled: Sampled
 
     @property
@@ -131,7 +129,7 @@ class IdsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class IdsRead(InFlight):
-    """State in which ``asked`` is known: by vertex type int64 [a], rows of this part that the others want, in the order of the ranks."""
+    """State after the ids arrived. ``asked``: by vertex type int64 [a], rows that other ranks want, in their order."""
 
     counts: Counts
     asked: Mapping[str | None, Tensor]
@@ -145,7 +143,7 @@ class RowsTaken(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice(InFlight):
-    """State in which ``batch``, ``plan`` and ``taken`` are on the device where the batch is delivered."""
+    """State whose ``batch``, ``plan`` and ``taken`` are on the device of delivery."""
 
     counts: Counts
     taken: Taken
@@ -155,7 +153,7 @@ class OnDevice(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Gathered(OnDevice):
-    """State in which ``taken.served`` is complete."""
+    """State in which the rows for the other ranks, ``taken.served``, are complete."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +216,7 @@ class BatchStages:
 
     @lazy
     def _finder(self) -> Way | None:
-        """The way that decides late where rows come from, or None."""
+        """The method that finds rows only when a batch enters the pipeline, or None."""
         return next((way for way in self.ways if way.finds_late), None)
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Sampled:
@@ -256,8 +254,8 @@ class BatchStages:
             sampled = request.result()
         if not isinstance(sampled, Sampled):
             raise RuntimeError(
-                "the sampler needs more rounds between the ranks than when the loader was made: its num_neighbors has more hops now, or its subgraph_type is "
-                "now 'induced'; make a new loader"
+                "a batch needs more exchanges between the ranks than when the loader was made: the sampler's num_neighbors has more hops now, or its "
+                "subgraph_type is now 'induced'; make a new loader"
             )
         return sampled
 

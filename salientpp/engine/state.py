@@ -50,7 +50,7 @@ class Reached:
     rounds: int | None = None
 
     def words(self, left: bool) -> str:
-        """Says what a rank waits for, which may have ``left`` the epoch."""
+        """Describes for an error what a rank, which may have ``left`` the epoch, is waiting for."""
         return f"for {'the end' if left else f'batch {self.batches}'} of epoch {self.epoch} of its loader"
 
 
@@ -107,7 +107,7 @@ class Disagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class Position:
-    """The fields of a state, without its version and fingerprint."""
+    """Position of a loader: the fields of a saved state, without version and fingerprint."""
 
     epoch: int
     batches: int
@@ -210,8 +210,8 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
         ours = points[by_round] if by_round is not None else point
         if (point.epoch, point.round) != (ours.epoch, ours.round):
             raise Disagreement(
-                f"rank {by_round} has loaded the state of another rank, or of another number of ranks, and continues with round {ours.round} of epoch "
-                f"{ours.epoch}; rank {rank} continues with round {point.round} of epoch {point.epoch}; load the state of the same rank on every rank"
+                f"rank {by_round} has loaded the state of another rank, or of another number of ranks, and continues with step {ours.round} of epoch "
+                f"{ours.epoch}; rank {rank} continues with step {point.round} of epoch {point.epoch}; load the state of the same rank on every rank"
             )
     return first, min(point.start for point in points if point.epoch == first)
 

@@ -1,4 +1,4 @@
-"""Draws batches over a topology in parts outside an epoch: all ranks together, several batches in each message."""
+"""Draws batches on all ranks together outside an epoch, where ranks hold different neighbour lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 16
 
 
 def by_rank(exchange: Exchange, asks: Packets) -> list[Tensor]:
-    """Returns the packet for each rank of requests by part."""
+    """Turns requests by part into one packet for each rank."""
     packets = [NO_BYTES] * exchange.comm.size
     for part, packet in asks.items():
         packets[exchange.placement.server_of(part)] = packet
@@ -29,12 +29,11 @@ def by_rank(exchange: Exchange, asks: Packets) -> list[Tensor]:
 
 
 def by_part(exchange: Exchange, asks: Packets, answers: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Returns the answers to ``asks`` by part, from the answers of all ranks."""
+    """Picks from the answers of all ranks those to ``asks``, by part."""
     return {part: answers[exchange.placement.server_of(part)] for part in asks}
 
 
 def answer_all(topology: PartTopology, asked: Sequence[Tensor]) -> list[Tensor]:
-    """Answers the packet of each rank."""
     return [answer_joined(topology, packet) for packet in asked]
 
 
@@ -73,18 +72,18 @@ def draw_together(
 def _one_round(
     topology: PartTopology, exchange: Exchange, rounds: list[Round], goes_on: bool
 ) -> tuple[list[dict[int, Tensor]], bool]:
-    """Sends the requests of all rounds, answers those of other ranks, and returns the answers to each round, and whether any rank goes on."""
+    """Exchanges one round of requests and answers. Returns the answers, and True if any rank ``goes_on``."""
     parts = sorted({part for step in rounds for part in step.asks})
     asks = {part: pack([step.asks[part] for step in rounds if part in step.asks]) for part in parts}
-    asked, flags = exchange_packets(exchange, by_rank(exchange, asks), goes_on)
+    asked, flags = _exchange_packets(exchange, by_rank(exchange, asks), goes_on)
     packets = [unpack(packet) if packet.numel() else [] for packet in asked]
     answered = [pack(answer_all(topology, of_rank)) if of_rank else packet for of_rank, packet in zip(packets, asked)]
-    arrived, _ = exchange_packets(exchange, answered, goes_on)
+    arrived, _ = _exchange_packets(exchange, answered, goes_on)
     of_part = {part: iter(unpack(packet)) for part, packet in by_part(exchange, asks, arrived).items()}
     return [{part: next(of_part[part]) for part in sorted(step.asks)} for step in rounds], any(flags)
 
 
-def exchange_packets(exchange: Exchange, packets: Sequence[Tensor], flag: bool) -> tuple[list[Tensor], list[int]]:
+def _exchange_packets(exchange: Exchange, packets: Sequence[Tensor], flag: bool) -> tuple[list[Tensor], list[int]]:
     """Sends a packet and a flag to each rank, and returns those that arrive."""
     comm = exchange.comm
     sizes = torch.tensor([[packet.numel(), int(flag)] for packet in packets], dtype=torch.int64, device="cpu")

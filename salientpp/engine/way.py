@@ -1,4 +1,4 @@
-"""The protocol of a way: a method that moves fewer bytes for the same batches."""
+"""The interface of a way: a method, such as a cache, that moves fewer bytes for the same batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """Cost of a batch of this rank: the expected mean over an epoch.
+    """Expected cost of a batch of this rank, as a mean over an epoch.
 
     Attributes:
         fetched: by vertex type, bytes that arrive from other ranks, as rows or instead of rows.
@@ -118,7 +118,7 @@ class Way:
         """
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
-        """Returns a sampled batch after the changes of this way, and a note for the later steps. A sampling thread calls it."""
+        """Changes a sampled batch, and returns it with a note for the later calls. A sampling thread calls it."""
         return mfg, None
 
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:
@@ -129,7 +129,7 @@ class Way:
         """Notes that a batch was drawn and begins to wait. It is called in the order of the batches, and only if batches wait."""
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
-        """Starts to decide where the rows of a batch come from, in the order of the batches. Returns a future of the new places."""
+        """Starts to find a batch's rows, in the order of the batches. Returns a future of their new places."""
         raise NotImplementedError
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:

@@ -49,7 +49,7 @@ class SamplingWorkers:
         self.reads = Reads()
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
-        """Arranges that every thread calls ``worker_init_fn`` before it next samples. A later call changes nothing unless ``anew`` is True."""
+        """Makes every thread call ``worker_init_fn`` before it samples. Later calls have no effect unless ``anew``."""
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
@@ -70,7 +70,7 @@ class SamplingWorkers:
         return self.scout(self._until_round, index, pieces, maker)
 
     def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
-        """Runs ``function(*args)`` in the threads that sample batches."""
+        """Runs ``function(*args)`` in a sampling thread, such as a draw for a lookahead cache."""
         if self._threads is None:
             return Undone(function, *args)
         return self._threads.submit(self._initialised, function, *args)
@@ -134,7 +134,7 @@ class _OncePerThread:
 
 
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:
-    """Returns the user's edge ids, for a sampler that has reordered the edges."""
+    """Returns the user's ids of edges that a sampler has numbered in another order."""
     if isinstance(edge, dict):
         return {
             name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]

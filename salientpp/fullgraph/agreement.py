@@ -46,10 +46,11 @@ class RanksDiffer(ValueError):
 
 @dataclass(eq=False)
 class Agreement:
-    """State, on one rank, of the checks before collectives.
+    """State, on one rank, of the checks that all ranks start the same collectives.
 
     Attributes:
-        within: ranks of which ``comm`` connects only some; a difference is reported to all of them. None: ``comm`` connects all.
+        within: all ranks of the job, if ``comm`` connects only some of them; they are all told of a difference. None:
+            ``comm`` connects all.
         place: the layer that is running on this rank, as errors name it; empty outside the model.
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
@@ -68,7 +69,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], batch: str = "") -> Iterator[None]:
-        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``: aspect of the call -> its description."""
+        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``, which describe the call by aspect."""
         self.calls += 1
         self.batch = f", {batch}" if batch else ""
         self._facts = dict(facts)
@@ -111,7 +112,7 @@ class Agreement:
         return settle
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
-        """Returns the error that all ranks raise. Collective."""
+        """Finds out how the ranks differ, and returns the error that all of them raise. Collective."""
         everyone = self.comm.gather_facts(
             {"operation": operation, "facts": facts, "calls": self.calls, "exchanges": self.exchanges}
         )
@@ -133,7 +134,7 @@ class Agreement:
         return RanksDiffer(text)
 
     def _by_rank(self, subject: str, values: list[str]) -> str:
-        """Lists the distinct values, each with the ranks that have it."""
+        """Lists the distinct values for an error message, each with the ranks that have it."""
         ranks: dict[str, list[int]] = {}
         for rank, value in zip(self.comm.numbers, values, strict=True):
             ranks.setdefault(value, []).append(rank)
@@ -144,7 +145,7 @@ class Agreement:
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
-    """Returns everything that must be equal on all ranks when they call model ``number`` with rows ``x`` [n, ...] of their vertices."""
+    """Returns the facts that must be equal when all ranks call model ``number`` with rows ``x`` [n, ...] of vertices."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     facts = {
@@ -163,7 +164,7 @@ def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
 
 
 def words_of_rows(rows: Tensor) -> str:
-    """Describes rows by their dtype, their shape without the number of rows, and whether a gradient flows back to them."""
+    """Describes rows for comparison: dtype, shape without the number of rows, and whether a gradient flows back."""
     width = "".join(f", {columns}" for columns in rows.shape[1:])
     gradient = "with" if rows.requires_grad and torch.is_grad_enabled() else "without"
     return f"rows of {words_of_dtype(rows.dtype)} [*{width}] {gradient} a gradient"

@@ -1,4 +1,4 @@
-"""The share of a batch as a distributed model sees it: own vertices, the edges into them, and the route of the halo's rows. No rank asks another to make it."""
+"""Presents one rank's part of a joint batch as a graph for a distributed model. No rank asks another to make it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from salientpp.sampling.host_share import HostShare
 
 @dataclass(eq=False)
 class BatchGraph(RankGraph):
-    """One rank's share of a batch that the ranks of a host compute together, or the vertices of this share within some hops of the seeds.
+    """One rank's vertices of a batch that the ranks of a host compute together, or only those within some hops of the seeds.
 
-    Many layers cannot be called without rows. So a share without vertices has one vertex with a self-loop, whose row is removed from the model's output. A
-    share without vertices within some hops computes its first vertex there, whose row no other rank gets.
+    The rank's vertices and edges are its share. Many layers cannot be called without rows. So a share without vertices gets one vertex with a self-loop,
+    whose row is removed from the model's output. A share without vertices within some hops computes its first vertex there, whose row no other rank gets.
 
     Attributes:
         ranks: the ranks of the host.
@@ -65,7 +65,7 @@ class BatchGraph(RankGraph):
         self.helpers = Helpers(self)
 
     def _renumbered(self, edges: Tensor) -> Tensor:
-        """Returns edges [2, e] between rows of the whole share in the numbers of this graph's rows."""
+        """Turns row numbers of the whole share in edges [2, e] into those of this graph."""
         share = self.share
         begins = torch.tensor([*accumulate(share.recv_counts, initial=0)][:-1], device=edges.device)
         now = torch.tensor([*accumulate(self.recv_counts, initial=0)][:-1], device=edges.device)
@@ -96,7 +96,7 @@ class BatchGraph(RankGraph):
         return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
 
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
-        """Returns edges [2, e] into own vertices as lists by target, and the number of the edge at each place; None: edges are in the order of places."""
+        """Groups edges [2, e] into own vertices by target. Also returns each place's edge number; None: the same order."""
         if isinstance(edges, BatchEdges) and edges.is_given:
             made = edges.hops.lists(edges.relation)  # threads of the loader may have made them
             if made is not None and made.num_sources == self.num_rows:
@@ -115,7 +115,7 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target of edges [2, e] if these are by target, followed by a self-loop of each target; otherwise None."""
+        """Returns the order by target of edges [2, e] that end with one self-loop per target; None for other edges."""
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")
@@ -143,7 +143,7 @@ class BatchGraph(RankGraph):
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks of the host, because batch normalisation in one process uses the vertices of the batch."""
+        """The ranks of the host: in one process too, batch normalisation takes its statistics from one batch."""
         return self.ranks
 
     @property

@@ -55,7 +55,7 @@ class BatchModel(DistributedModel):
 
     @_helpers.setter
     def _helpers(self, _: Helpers) -> None:
-        """Does nothing, because every batch has its own."""
+        """Does nothing: each batch has its own degrees, so no values are kept between calls."""
 
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -86,7 +86,7 @@ class BatchModel(DistributedModel):
         return x, args, kwargs
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Also cuts the rows of targets to those that the layer computes."""
+        """Also cuts the rows of targets to those that the layer computes in this batch."""
         number = self.graph.num_targets
         given = super()._extended(conv, edge_level, given)
         for name in source_names(conv, edge_level):
@@ -128,7 +128,10 @@ class BatchModel(DistributedModel):
 def of_loader(
     module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute, error: Exception | None
 ) -> BatchModel:
-    """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections. ``error``: a mistake of this rank."""
+    """Distributes a model over the ranks of a loader, whose models share connections. Collective.
+
+    ``error``: a mistake that this rank has found in the user's arguments, of which the other ranks are told.
+    """
     if cooperation not in _connections:
         job = Ranks(cooperation.comm.among(range(cooperation.comm.size), between_devices=True))
         _connections[cooperation] = job, job.among(cooperation.ranks_of_host)
@@ -140,14 +143,14 @@ _connections: weakref.WeakKeyDictionary[Cooperation, tuple[Ranks, Ranks]] = weak
 
 
 def _empty(job: Ranks, host: Ranks) -> BatchGraph:
-    """Returns the graph of a model that was not called yet."""
+    """Returns a graph without vertices, for a model that has not seen a batch yet."""
     none = ((0,),) * host.size
     ids = torch.empty(0, dtype=torch.int64, device="cpu")
     return BatchGraph(host, job, HostShare(0, (0,), (0,), ids, none, none), ids.view(2, 0))
 
 
 def _edges_of(value: Any) -> BatchEdges | None:
-    """Returns the first edges of a share in the arguments of a call: in lists, tuples, dictionaries, and objects of PyG."""
+    """Finds the edges of this rank's share in a call's arguments: in containers, or in objects of PyG."""
     if isinstance(value, BatchEdges):
         return value if value.is_given and value.hops.share is not None else None
     return next((edges for edges in map(_edges_of, _items(value)) if edges is not None), None)
@@ -162,7 +165,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _with_row(value: Any) -> Any:
-    """Returns the arguments of a rank without vertices and edges, with one row in each tensor without rows. Edges of a batch become a self-loop."""
+    """Gives a rank without vertices one row in each empty tensor of the arguments. Edges become a self-loop."""
     if isinstance(value, BatchEdges):
         return mark(torch.zeros((2, 1), dtype=value.dtype, device=value.device), value.hops, value.relation)
     if isinstance(value, Tensor):

@@ -19,7 +19,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 
 class Cooperative(Protocol):
-    """Loader whose batches may belong to several ranks together."""
+    """Loader whose batches the ranks of a host may compute together."""
 
     cooperation: Cooperation | None
 
@@ -39,14 +39,15 @@ def distribute(
     Args:
         model: a module that takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
         part: this rank's part, from :func:`salientpp.fullgraph.local`, or a partitioned graph, which is opened. The result's ``.graph`` is the part, or the
-            part under a plan. Or a loader with ``cooperate="host"``: the result gets ``batch.x`` and ``batch.edge_index``, and the ranks of a host compute each
+            part under a plan. Or a loader with ``cooperate="host"``: the result gets ``batch.x`` and ``batch.edge_index``, and the ranks of a host compute
+            each
             batch together, as ``model`` computes the joined batch in one process.
-        layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer. 'cover',
-            '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers that take
-            a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. A plan comes from :func:`salientpp.fullgraph.plan_for`. 'auto' makes a plan without
-            a limit of memory; the model is then called with ``(part.x, part.edge_index)``.
-        recompute: 'layers' computes each message-passing layer again in the backward. Between the forward and the backward, a rank then keeps each layer's
-            input rows of its own vertices, and no rows of edges and of the halo. Rows of edges exist for one range of targets at a time. None keeps all.
+        layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer.
+            'cover', '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers
+            that take a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. A plan comes from :func:`salientpp.fullgraph.plan_for`. 'auto' makes a plan
+            without a memory limit, for which it calls the model with ``(part.x, part.edge_index)``.
+        recompute: 'layers' computes each message-passing layer again in the backward. Between the forward and the backward, a rank then keeps only each
+            layer's input rows of its own vertices. Rows of edges exist for one range of targets at a time. None keeps all.
         rows_file: with ``recompute``, a folder for a temporary file, which holds the rows of layers instead of memory. Each rank makes its own file.
 
     Raises:
@@ -69,7 +70,7 @@ def distribute(
         error = ValueError(
             "layout is a plan for another part; pass the part that plan_for was called with, as salientpp.fullgraph.local returned it"
         )
-    return DistributedModel(model, layout.graph, layout.layout, f"the plan {layout.name!r}", given, error)
+    return DistributedModel(model, layout.graph, "halo", f"the plan {layout.name!r}", given, error)
 
 
 def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan, recompute: Recompute) -> BatchModel:

@@ -1,8 +1,8 @@
 """Tries out whether a layer computes each target from the edges into it only.
 
 PyG's layers do, but a subclass, a module inside a layer or a hook may look at all targets. For example, ``update`` of a subclass may subtract a mean. A rank
-has only the edges into its own vertices. So the first call of a layer is made three times more, without its effects: with all edges, and with the edges into
-every other target. If the rows of these targets differ, the layer is refused.
+has only the edges into its own vertices. So the first call of a layer is repeated three times without effects: with all edges, and with only the edges into
+every second target. If the rows of these targets differ, the layer is refused.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from salientpp.nn.unchanged import change_of
 
 
 class EdgeTrials:
-    """Trials of the layers of one model. Each layer is tried once in training and once in evaluation, and again after a change that is known.
+    """Trials of the layers of one model: once in training, once in evaluation, and again after a known change.
 
     Attributes:
-        is_running: True during a trial. Only some ranks may have it, so nothing in it can ask other ranks.
+        is_running: True during a trial. Only some ranks may run one, so a trial must not ask other ranks.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class EdgeTrials:
 
     @staticmethod
     def _cut(value: Any, edges: Tensor) -> Any:
-        """Returns those rows of a tensor with a row for each edge that a mask [e] selects."""
+        """Selects the edges of a mask [e] from a tensor with a row for each edge; other values stay."""
         return value[edges] if isinstance(value, Tensor) and value.dim() and value.size(0) == edges.numel() else value
 
     @staticmethod

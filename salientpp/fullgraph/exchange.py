@@ -40,7 +40,7 @@ _MOST_TOLD = ROOM // 8 - 8
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Rows that this rank sends to each rank in an exchange, and the numbers of rows that it receives. Fixed for all training steps.
+    """Plan of an exchange, used in every training step: the rows that this rank sends to each rank, and how many it receives.
 
     Attributes:
         send: int64 [sum(send_counts)], positions of the rows to send in this rank's table, grouped by receiver.
@@ -77,7 +77,7 @@ class Ranks:
     Attributes:
         device: device of the rows in computations.
         received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
-        within: the ranks that these are some of; None: these are all ranks of a job.
+        within: the larger group that these ranks belong to; None: these are all ranks of a job.
         memory: exchanges over the memory that these ranks share; None: rows travel over the network.
     """
 
@@ -100,7 +100,8 @@ class Ranks:
         return self.comm.size
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        """Makes collectives between the ranks of a host, in ascending order. Collective among those. Failures there are reported to all of these ranks.
+        """Makes collectives between some of these ranks, such as those of a host, in ascending order. All of this group learn of failures there.
+        Collective among the chosen ranks.
 
         Devices exchange their rows over NCCL, if these ranks do. Otherwise rows travel through memory that the ranks share, if they can share it.
         """
@@ -135,7 +136,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], exchanging: Ranks, own: Mapping[str, str]) -> Iterator[None]:
-        """Wraps a call of a model, in which the ranks of ``exchanging`` exchange rows. See :meth:`Agreement.calling`. They alone compare the facts ``own``."""
+        """Wraps a call of a model that exchanges rows among ``exchanging``, which alone compare the facts ``own``.
+
+        All ranks compare ``facts``, see :meth:`Agreement.calling`.
+        """
         told = {id(self): (self, dict(facts)), id(exchanging): (exchanging, {**facts, **own})}
         with contextlib.ExitStack() as stack:
             for ranks, theirs in told.values():
@@ -147,7 +151,7 @@ class Ranks:
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agrees with the other ranks on an operation that exchanges ``rows`` [n, ...] several times. Returns the common name of these exchanges."""
+        """Agrees with the other ranks on repeated exchanges of ``rows`` [n, ...]. Returns their common name."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name
@@ -164,7 +168,7 @@ class Ranks:
     def begin(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str
     ) -> Pending | HostPending:
-        """Starts an exchange of rows [sum(send_counts), ...], counted under ``kind``. The ranks must have agreed on it before."""
+        """Starts an agreed exchange of rows [sum(send_counts), ...], which is counted under ``kind``."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         if self.memory is not None:
             return self.memory.begin(rows.detach(), send_counts, recv_counts)
@@ -211,7 +215,7 @@ class Ranks:
         return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns stand-ins for parameters that are equal on all ranks. At the end of the backward, every rank gets the sums of their gradients."""
+        """Returns stand-ins for parameters that are equal on all ranks. The backward gives every rank the sum of the ranks' gradients."""
         for parameter in parameters:
             hooks: dict[int, Any] = parameter._backward_hooks or {}
             for key, hook in hooks.items():
@@ -241,12 +245,11 @@ class Ranks:
 
 
 def width_of(rows: Tensor) -> int:
-    """Returns the number of words (elements) of a row."""
     return math.prod(rows.shape[1:])
 
 
 class Flight:
-    """Rows on their way along a route, and later their gradients in the other direction.
+    """One exchange of rows along a route, from its start to the arrival; the backward sends gradients the other way.
 
     Args:
         rows: [n, ...], this rank's table, of which the route sends rows.
@@ -266,7 +269,7 @@ class Flight:
         self._token: Tensor | None = _Start.apply(rows, self)
 
     def begin_agreed(self, rows: Tensor) -> Pending | HostPending:
-        """Starts to send the rows, if the ranks have agreed on this exchange before."""
+        """Starts to send the rows of an exchange that the ranks have agreed on."""
         route = self.route
         return self.ranks.begin(rows.index_select(0, route.send), route.send_counts, route.recv_counts, self.kind)
 
@@ -342,7 +345,7 @@ class _Total(torch.autograd.Function):
 
 @dataclass
 class _OfGradients:
-    """A hook of a parameter that ignores a missing gradient. In one process, autograd does not call hooks of unused parameters."""
+    """Hook of a parameter that ignores a missing gradient, as autograd in one process skips unused parameters."""
 
     hook: Any
 
@@ -361,7 +364,7 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Sums gradients over the ranks. A parameter that no rank used gets no gradient. A parameter that any rank used gets the sum on every rank."""
+        """Sums gradients over the ranks. Only a parameter that no rank used gets no gradient."""
         ranks: Ranks = ctx.ranks
         if ranks.size == 1:
             return None, *gradients

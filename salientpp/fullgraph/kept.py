@@ -1,4 +1,7 @@
-"""Store of values computed from tensors, valid until one of these tensors is written in place. Writes through ``tensor.data`` and NumPy are not detected."""
+"""Keeps values that were computed from tensors, so that later steps need not compute them again.
+
+A write in place to one of the tensors discards the value. Writes through ``tensor.data`` and NumPy are not detected.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ T = TypeVar("T")
 
 
 class Kept:
-    """Values, looked up by the tensors that they were computed from."""
+    """Values by name and by the tensors that they were computed from."""
 
     def __init__(self) -> None:
         # (sources, their versions when the value was made, value). The references keep the sources alive, so that no new tensor gets the `id` of one.

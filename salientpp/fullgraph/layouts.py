@@ -15,7 +15,6 @@ A layout says where the matrix's blocks are stored, and which rows and partial s
 
 1d, 1.5d, 2d and 3d follow "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). Between
 products rows are whole, so 2d and 3d exchange columns before and after each product. This traffic is counted separately ('columns').
-:func:`words_of_product` gives the number of words (elements) that a product moves.
 """
 
 from __future__ import annotations
@@ -87,13 +86,6 @@ class Layout:
             return cls(name, "summa", side, side, side if power == 3 else 1)
         raise ValueError(f"layout must be one of {known}, got {name!r}")
 
-    @property
-    def num_exchanges(self) -> int:
-        """Number of exchanges in one product. They follow each other."""
-        if self.kind == "summa":
-            return 2 + 3 * self.columns + (self.layers > 1)
-        return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
-
     def holders(self, target: int) -> list[int]:
         """Returns, for each source rank, the rank whose block has the edges from the source's vertices to the vertices of rank ``target``."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
@@ -109,12 +101,12 @@ class Layout:
         return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the rows of the matrix block of ``rank``, in order."""
+        """Returns the ranks whose vertices are the rows of ``rank``'s matrix block, in order."""
         row = self.place(rank)[0]
         return [peer for layer in range(self.layers) for peer in self.sub_block(row, layer)]
 
     def sources(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the columns of the matrix block of ``rank``, in order."""
+        """Returns the ranks whose vertices are the columns of ``rank``'s matrix block, in order."""
         _, column, layer = self.place(rank)
         if self.kind == "grid":
             return list(range(column, self.rows * self.columns, self.columns))
@@ -128,7 +120,7 @@ class Layout:
 
 
 class DistAdjacency:
-    """Constant sparse matrix over the vertices of a graph, divided among the ranks. Its product with rows aggregates them along the edges.
+    """Sparse matrix of a graph, divided among the ranks. Its product with rows of vertices aggregates them along the edges.
 
     Making one is collective.
 
@@ -257,7 +249,7 @@ class DistAdjacency:
         return torch.where(self._has_edges[:mine, None], largest, 0)
 
     def _largest(self, table: Tensor) -> Tensor:
-        """Returns, for each row of the matrix block, the maximum of the table's rows at its entries; -inf without entries."""
+        """Returns, for each matrix row, the maximum of the table's rows at its entries; -inf without entries."""
         index = self._ends[0, :, None].expand(-1, table.size(1))
         # As in PyG, equal extremes share the gradient, and nothing else does: torch counts an equal initial value too.
         zeros = table.new_zeros((self._shape[0], table.size(1)))
@@ -265,7 +257,7 @@ class DistAdjacency:
         return largest.masked_fill(self._is_empty, -torch.inf)
 
     def _ties(self, table: Tensor, largest: Tensor) -> Tensor:
-        """Returns how many entries of each row of the matrix block have its maximum, int32 of the shape of ``largest``."""
+        """Counts the entries of each matrix row that have its maximum, int32 in the shape of ``largest``."""
         with torch.no_grad():
             is_largest = table[self._ends[1]] == largest[self._ends[0]]
             return torch.zeros_like(largest, dtype=torch.int32).index_add_(0, self._ends[0], is_largest.int())
@@ -273,7 +265,8 @@ class DistAdjacency:
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
         """Exchanges rows: sends ``send[r]`` rows to each rank r, and receives ``receive[r]`` from it.
 
-        The sent rows are consecutive rows of ``rows``, rank after rank. After the last row comes the first again.
+        The sent rows are consecutive rows of ``rows``, rank after rank, and start again at the first row when they
+        reach the end.
         """
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
@@ -324,7 +317,7 @@ class DistAdjacency:
 
 
 class _LargestPiece(torch.autograd.Function):
-    """Maximum over pieces [C, n, f] of the maxima of C blocks. ``ties`` int [C, n, f] counts the entries of each block that have its maximum.
+    """Maximum of the maxima [C, n, f] of C blocks. ``ties`` int [C, n, f] counts the entries of each block that have its maximum.
 
     All entries with the overall maximum get an equal share of the gradient. A block divides its part among its entries. PyG, with ``torch.scatter_reduce``,
     also counts the initial value 0 of a row if it equals the maximum.
@@ -356,7 +349,7 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
-    """Returns the hop with the fewest rows and sums for some edges, which are in the graph's local numbers. Collective."""
+    """Returns the hop that serves these edges, in local numbers, by the fewest rows and sums. Collective."""
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]
@@ -376,9 +369,10 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
 def _dealt(
     graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Exchanges entries so that each rank has its block.
+    """Sends each entry of the matrix to the rank that stores its block.
 
-    Returns the entries of this rank's block (source, target, value) with global ids, and the number of entries of each rank.
+    Returns the entries of this rank's block (source, target, value) with global ids, and the number of entries of each
+    rank.
     """
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
@@ -392,36 +386,3 @@ def _dealt(
     ends = ranks.comm.all_to_all(ends[:, order].t().contiguous(), counts, come).wait()
     value = ranks.comm.all_to_all(value[order], counts, come).wait()
     return *ends.t(), value, [sum(column) for column in zip(*everyone)]
-
-
-def words_of_product(
-    layout: str, offsets: Sequence[int], width: int, rank: int, halo: int = 0, nonzeros: int = 0
-) -> float:
-    """Returns the number of words (elements) of rows and sums that a rank receives for one product, from a formula.
-
-    For '2d' and '3d' the result is approximate, and includes the words of the non-zeros that travel.
-
-    Args:
-        offsets: the first vertex of each rank, and N at the end.
-        width: number of columns of the rows, f.
-        halo: number of rows that the rank fetches under 'halo', or of rows and sums under 'cover'.
-        nonzeros: number of non-zeros of the whole matrix.
-    """
-    size = len(offsets) - 1
-    form = Layout.of(layout, size)
-    row, column, layer = form.place(rank)
-    sizes = [last - first for first, last in pairwise(offsets)]
-    if form.kind in ("halo", "cover"):
-        return halo * width
-    of = lambda ranks: sum(sizes[each] for each in ranks)  # noqa: E731
-    if form.kind == "grid":
-        return (of(form.sources(rank)) + (form.columns - 2) * sizes[rank]) * width
-    sub_block = of(form.sub_block(row, layer))
-    if form.kind == "1.5d":
-        staged = of(form.sources(rank)) - (sub_block if row in form.stages(column) else 0)
-        return (sub_block + staged + (form.columns - 2) * sizes[rank]) * width
-    mine = runs(width, form.columns)[column + 1] - runs(width, form.columns)[column]
-    staged = sum(of(form.sub_block(stage, layer)) for stage in range(form.columns) if stage != row)
-    reduced = (form.layers - 1) * sub_block
-    columns = (sub_block - sizes[rank]) * mine + sizes[rank] * (width - mine)
-    return (staged + reduced) * mine + columns + nonzeros * (form.columns - 1) / size

@@ -17,7 +17,7 @@ from salientpp.store.target_lists import Edges, TargetLists, positions_of
 
 
 class OtherLists:
-    """The lists of other ranks' vertices, which their owners send.
+    """Gets the neighbour lists of other ranks' vertices from their owners.
 
     Args:
         own: the lists of this rank's vertices, or on every rank those of all vertices.
@@ -58,7 +58,7 @@ class OtherLists:
         return self._send(self._own.degrees(asked), route.send_counts, route.recv_counts)
 
     def _ask(self, wanted: Tensor) -> tuple[Tensor, Route]:
-        """Tells the owners which lists this rank wants. Returns the vertices whose lists others want from this rank, and the route of one row for each list."""
+        """Asks for the ``wanted`` lists. Returns the vertices that others ask for, and the route of the lists."""
         route = Route.asking(self._ranks, wanted, self._offsets)
         return route.send.cpu() + self._own.first_target, route
 
@@ -67,5 +67,5 @@ class OtherLists:
 
 
 def _sums(counts: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Returns the sums of consecutive groups of ``counts``, whose numbers of entries are ``sizes``."""
+    """Adds up consecutive groups of ``counts``. ``sizes`` are the numbers of entries in the groups."""
     return [int(group.sum()) for group in counts.split(list(sizes))]

@@ -39,8 +39,8 @@ class LocalGraph(RankGraph):
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        rows: for each hop, the global ids int64, ascending, of the vertices whose rows are fetched. Sums replace the others. None: no sums, all needed rows are
-            fetched. The last entry serves all further hops, if nothing that is kept is available there.
+        rows: for each hop, the ascending global ids int64 of the vertices whose rows are fetched; sums replace the others. None: all needed rows are fetched.
+            The last entry serves all further hops, if no kept vertex is available there.
         base: the part without the plan; None if this part has no plan.
         outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.
         edge_index: int64 [2, e], edges into the rank's own and the recomputed vertices, in the local numbers that the module describes.
@@ -94,7 +94,7 @@ class LocalGraph(RankGraph):
         self.edge_tensors = {}
 
     def _place(self, ids: Tensor) -> Tensor:
-        """Returns the local numbers of global ids."""
+        """Turns global ids into local numbers."""
         own = ids - self.offsets[self.ranks.rank]
         if not self._known.numel():
             return own
@@ -133,7 +133,7 @@ class LocalGraph(RankGraph):
 
     @property
     def is_planned(self) -> bool:
-        """True if the part has a plan. Then some rank may keep vertices of other ranks, or get sums."""
+        """True if the part has a plan, so that some rank may keep vertices of other ranks or get sums."""
         return self.base is not None
 
     @property
@@ -159,7 +159,7 @@ class LocalGraph(RankGraph):
 
     @property
     def global_ids(self) -> Tensor:
-        """Ids int64 [num_rows], as ``offsets`` counts them, of the rows that edges can refer to; -1 for the row of a rank without vertices."""
+        """Global ids int64 [num_rows] of the rows that edges refer to; -1 for the row of a rank without vertices."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         none = torch.full((self.num_own - (end - begin),), -1, device="cpu")
         return torch.cat([torch.arange(begin, end, device="cpu"), none, self.inner, self.outer])
@@ -202,8 +202,8 @@ class LocalGraph(RankGraph):
         edges, number = base.edge_index.size(1), self.edge_index.size(1)
         if edges != number and value.dim() and value.size(0) == edges and edges != self.num_own:
             raise ValueError(
-                f"the plan recomputes vertices, whose edges are added to the {edges} edges of this rank; got a tensor {list(value.shape)} without rows for "
-                "them. Pass an attribute of the part, or give this tensor to plan_for as an argument"
+                f"a tensor of edges needs {number} rows: {edges} for this rank's edges, and the others for edges of vertices that the plan recomputes "
+                f"here. Got {list(value.shape)}; pass an attribute of the part, or give this tensor to plan_for as an argument"
             )
         return value
 
@@ -227,7 +227,7 @@ class LocalGraph(RankGraph):
         """Returns this part with vertices of other ranks kept. Collective.
 
         Args:
-            inner, depths, rows: as the class describes them; ``inner`` in any order, with its ``depths``. All ranks give ``rows`` for equally many hops.
+            inner, depths, rows: see the class; ``inner`` may be in any order. All ranks give ``rows`` for the same number of hops.
         """
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():

@@ -1,4 +1,4 @@
-"""Loss and accuracy over the vertices of all ranks. A rank computes the gradient of its own share; a distributed model sums these gradients over the ranks."""
+"""Loss and accuracy over the vertices of all ranks. A distributed model sums the ranks' gradients of the loss."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
         values = losses if weight is None else losses * weight
         if not values.is_floating_point():
             raise ValueError(
-                f"losses must be floating-point numbers, got {values.dtype}, to which their mean would be rounded; pass losses.float()"
+                f"losses must be floating-point numbers, got {values.dtype}, which would round their mean; pass losses.float()"
             )
         dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
         count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.sum(dtype=dtype)
@@ -83,7 +83,7 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
 
 
 def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the predicted and the true classes in one shape. Tensors of two shapes would be compared each with each."""
+    """Returns predicted and true classes in one shape, because torch would broadcast two different shapes."""
     given = f"got prediction {list(prediction.shape)} and y {list(y.shape)}"
     if y.dim() == 2 and y.size(1) == 1:
         y = y.squeeze(1)
@@ -98,7 +98,7 @@ def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if prediction.is_floating_point() and not torch.equal(prediction, prediction.round()):
         raise ValueError(
-            f"prediction must be classes, or have a score for each class in its last dimension, {given}, with values that are no integers; of a model with "
-            "one score for two classes pass out > 0"
+            f"prediction must be classes, or have a score for each class in its last dimension, {given}, with values that are no integers; if the model gives "
+            "one score for two classes, pass out > 0"
         )
     return prediction, y

@@ -1,4 +1,4 @@
-"""Measures the seconds that a word (element of a row), an edge and a vertex take on these machines. They decide on layouts and plans.
+"""Measures what a word (element of a row), an edge and a vertex cost on these machines, to choose layouts and plans.
 
 All ranks measure at the same time, because they also train at the same time. The measurement takes a fraction of a second. The slowest rank counts.
 """
@@ -31,7 +31,7 @@ def calibrate(graph: LocalGraph) -> Constants:
     weight = rows[:_WIDTH].clone()
     edge = _seconds(lambda: multiplied(matrix, rows), ranks.device) / (ends.size(1) * _WIDTH)
     vertex = _seconds(lambda: rows @ weight, ranks.device) / (_ROWS * _WIDTH * _WIDTH)
-    exchange = word = 0.0
+    word = 0.0
     if size > 1:
         each = _ROWS // size
         every = torch.arange(each, device=ranks.device)
@@ -40,13 +40,12 @@ def calibrate(graph: LocalGraph) -> Constants:
             exchange = _seconds(lambda: ranks.fetch(rows, nothing, "calibration"), ranks.device)
             full = _seconds(lambda: ranks.fetch(rows, everything, "calibration"), ranks.device)
         word = max(full - exchange, 0.0) / (each * (size - 1) * _WIDTH)
-    measured = ranks.gather_numbers("calibrate", [int(1e15 * each) for each in (edge, vertex, word, exchange)])
-    edge, vertex, word, exchange = (max(column) / 1e15 for column in zip(*measured))
-    return Constants(edge, vertex, word, exchange)
+    measured = ranks.gather_numbers("calibrate", [int(1e15 * each) for each in (edge, vertex, word)])
+    return Constants(*(max(column) / 1e15 for column in zip(*measured)))
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds of the fastest of several runs."""
+    """Runs ``action`` several times, and returns the seconds of the fastest run."""
     least = float("inf")
     for _ in range(_TIMES):
         begin = time.perf_counter()

@@ -37,10 +37,10 @@ class DistributedModel(torch.nn.Module):
     Args:
         graph: this rank's part, with or without a plan.
         layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
-        asked: the layout as the user gave it, on which the ranks must agree; None: ``layout``. If it differs from ``layout``, a layer whose edges or weights
-            change at each step fetches the halo under any layout.
+        asked: the layout that the user gave, on which the ranks must agree; None: ``layout``. If ``layout`` differs, a plan has chosen it. A layer whose
+            edges or weights change at each step then fetches the halo.
         recompute: what autograd keeps; None: everything.
-        error: a mistake of this rank in other arguments. It is raised here, after the other ranks were told.
+        error: a mistake that this rank has found in other arguments. It is raised here, after the other ranks were told.
 
     Attributes:
         module, graph: the model, and this rank's part.
@@ -124,11 +124,11 @@ class DistributedModel(torch.nn.Module):
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments of a call, after the graph that they belong to has become :attr:`graph`."""
+        """Sets :attr:`graph` to the one that a call's arguments belong to, and returns the arguments for it."""
         return x, args, kwargs
 
     def _own_facts(self) -> dict[str, str]:
-        """Returns what must be equal on the ranks that exchange rows, but may differ between others: aspect of the call -> its description."""
+        """Returns facts that must be equal on ranks that exchange rows, but may differ between other ranks."""
         return {}
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +141,7 @@ class DistributedModel(torch.nn.Module):
 
     @contextlib.contextmanager
     def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
-        """Context in which the module computes with stand-ins of parameters (given by ``id``) and its layers exchange rows."""
+        """Context in which the module uses stand-ins of parameters (given by ``id``) and its layers exchange rows."""
         with Replaced(self._replacements(stand_ins)), Substituted(stand_ins):
             yield
 
@@ -189,7 +189,7 @@ class DistributedModel(torch.nn.Module):
 
     @contextlib.contextmanager
     def _again(self, stand_ins: Mapping[int, Tensor], graph: RankGraph, hop: int) -> Iterator[None]:
-        """Context in which the backward computes a layer again. In the forward the layer was called on ``graph``, after ``hop`` hops."""
+        """Context in which the backward calls a layer as the forward did: on ``graph``, after ``hop`` hops."""
         before = self.graph, self._hop, self.seen
         self.graph, self._hop, self.seen = graph, hop, []
         try:
@@ -219,7 +219,9 @@ class DistributedModel(torch.nn.Module):
     ) -> Any:
         """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
         if self._edge_trials.is_running:
-            raise RuntimeError("a layer inside a layer cannot be tried")
+            raise RuntimeError(
+                f"{type(conv).__name__} is a layer inside another layer, which the trial of the outer layer does not support"
+            )
         self._recompute.refuse_checkpoint(conv, self.module)
         graph, given = self.graph, without_counts(given)
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
@@ -241,7 +243,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns a layer's arguments. Those that edges look up by source are extended by rows of the halo. Arguments of one dtype share an exchange."""
+        """Extends those arguments of a layer that edges look up by source by rows of the halo. One exchange serves a dtype."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
@@ -277,7 +279,7 @@ class DistributedModel(torch.nn.Module):
         self.seen.append((before + sum(map(width_of, tables)), back, product and is_product))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        """Computes the layer's aggregation as a sparse product. Returns None if the aggregation is not a product with a constant matrix."""
+        """Computes the layer's aggregation as a sparse matrix product; None if it is none with a constant matrix."""
         form = _form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
@@ -331,7 +333,7 @@ class DistributedModel(torch.nn.Module):
 
 
 def _call_followed(rows: RowCheck, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer, and follows the rows of its result. The check of rows may lose them in the layer's own code."""
+    """Calls a layer and marks its result as rows of vertices, which the check of rows may lose inside the layer."""
     out = forward(*args, **kwargs)
     rows.follow(out)
     return out
@@ -345,7 +347,7 @@ def _agree(
     recompute: Recompute,
     error: Exception | None,
 ) -> None:
-    """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks. ``error``: a mistake of this rank."""
+    """Checks that the model can be distributed and is the same on every rank, then copies rank 0's values to all."""
     facts: dict[str, Any] = {"tensors": [], "layout": repr(asked)}
     try:
         if error is not None:
@@ -408,7 +410,7 @@ def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
 
 
 def _uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields replacements in a layer's attributes. A layer with ``cached=True`` keeps values of the graph that it was first called on."""
+    """Yields replacements that empty a layer's cache, because ``cached=True`` keeps values of the first graph."""
     for name, kept in [*own.items()]:
         if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
             yield own, name, False if name == "cached" else None
@@ -433,13 +435,13 @@ def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns the layer's :func:`linear_form`, or None if no layout supports it. No layout supports the minimum."""
+    """Returns :func:`linear_form` of the layer; None if no layout supports it, such as a minimum."""
     form = linear_form(conv)
     return None if form is None or form[1] == "min" else form
 
 
 def reductions_of(module: torch.nn.Module) -> dict[str, str | None]:
-    """Returns, for each message-passing layer (class and path), the reduction of its sparse product; None if it is no product with a constant matrix."""
+    """Maps each message-passing layer (class and path) to the reduction of its matrix product; None: it is no product."""
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):

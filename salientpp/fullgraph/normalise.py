@@ -22,7 +22,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
     """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once.
 
     Args:
-        is_again: the norm has been called on these rows before, so its running statistics stay as they are.
+        is_again: True if the norm saw these rows in the forward, so that its running statistics must not change again.
     """
     if not norm.training and norm.running_mean is not None:
         return torch.nn.functional.batch_norm(
@@ -55,7 +55,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
 
 
 class Helpers:
-    """PyG's helper functions, for edges into the vertices of one rank. ``kept`` stores values computed from tensors of the graph, for all steps."""
+    """Replaces PyG's helper functions for edges into one rank's vertices. ``kept`` keeps constant results."""
 
     def __init__(self, graph: RankGraph) -> None:
         self._graph_of = weakref.ref(
@@ -70,7 +70,7 @@ class Helpers:
         return graph
 
     def is_static(self, tensor: Tensor | None) -> bool:
-        """Returns True if a tensor is constant: it belongs to the graph, or was computed from such tensors, or is None."""
+        """Returns True if a tensor cannot change between steps: it is None, of the graph, or computed from the graph."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
         columns = self._graph.edge_tensors.values()

@@ -1,7 +1,8 @@
-"""First derivatives only: a second derivative of a distributed model raises an error, and never lacks a part.
+"""First derivatives only: a second derivative of a distributed model raises an error instead of a wrong result.
 
-``torch.autograd.function.once_differentiable`` raises too, but only if autograd reaches its node. ``torch.autograd.grad`` with ``inputs`` skips nodes that do
-not lead to them, and this node leads nowhere. The result then silently lacks everything that travelled between ranks.
+Parts of it that travelled between ranks would be missing. ``torch.autograd.function.once_differentiable`` raises too,
+but only if autograd reaches its
+node, and ``torch.autograd.grad`` with ``inputs`` skips nodes that do not lead to these inputs.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch import Tensor
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the ``backward`` of a ``torch.autograd.Function``. For autograd, its results then depend on the gradients that it gets.
+    """Decorates the ``backward`` of a ``torch.autograd.Function``, so that a second derivative through it raises an error.
 
-    If they depend on other tensors too, ``backward`` must put these into a list ``ctx.others``.
+    If its results depend on further tensors, ``backward`` must put them into a list ``ctx.others``.
 
-    Raises, in a second derivative:
-        RuntimeError: second derivatives are not supported.
+    Raises:
+        RuntimeError: in a second derivative.
     """
 
     @functools.wraps(backward)
@@ -43,7 +44,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Once(torch.autograd.Function):
-    """Returns its first ``number`` tensors. Autograd takes them to depend on all of them."""
+    """Returns its first ``number`` tensors, which for autograd depend on all tensors that it gets."""
 
     @staticmethod
     def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:

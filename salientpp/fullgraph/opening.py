@@ -46,8 +46,8 @@ def local(
         device: device of the rows; None: the CPU.
         dtype: dtype that ``x`` is converted to; None: as stored.
         process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
-        preload: vertices of other hosts that each host keeps, so that no rows travel between hosts in a step. The result is then a :class:`PreloadedGraph`: the
-            ranks of a host divide its vertices and those that it keeps. None: each rank gets its own vertices only.
+        preload: vertices of other hosts that each host loads beforehand, so that no rows travel between hosts in a step. The result is then a
+            :class:`PreloadedGraph`, and the ranks of a host divide its vertices and the preloaded ones. None: each rank gets its own vertices only.
         ranks_per_host: for ``preload``: the number of ranks on each host, or a list with the number of every host. None: as torchrun or SLURM started them.
 
     Raises:
@@ -135,7 +135,7 @@ def _opened(
 
 
 def _checksum(*tensors: Tensor) -> int:
-    """Computes the CRC-32 of the entries. It reads a gigabyte in about half a second."""
+    """Returns a CRC-32 of the entries, which takes half a second for a gigabyte."""
     checksum = 0
     for tensor in tensors:
         checksum = zlib.crc32(bytes_of(tensor.cpu()).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
@@ -143,7 +143,7 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Returns the arguments of a :class:`LocalGraph` without ``ranks``, then a checksum for each piece of data that parts are cut from, by name."""
+    """Returns the arguments of :class:`LocalGraph` after ``ranks``, and a checksum for each piece of data, by name."""
     if part.is_hetero:
         raise ValueError(
             f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
@@ -177,7 +177,7 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
 
 
 def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
-    """Does the same as :func:`_of_directory`, for a ``Data``."""
+    """Does for a ``Data`` what :func:`_of_directory` does for a directory."""
     graph = Graph.from_data(data)
     number, size = graph.num_vertices, comm.size
     bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)

@@ -1,4 +1,4 @@
-"""Edge-wise work of a layer, piece by piece: ranges of targets, each with all edges into them.
+"""Computes a layer's rows of edges piece by piece to save memory. A piece is a range of targets with all edges into them.
 
 The forward computes a piece, writes its rows and frees it. The backward computes each piece again, with the same random numbers, and propagates its gradient
 before the next piece. So rows of edges exist for one piece at a time, and only rows of vertices are kept. Sequential aggregation and rematerialisation
@@ -36,7 +36,7 @@ _NUMBERED = {"edge_index", "edge_index_i", "edge_index_j", "adj_t", "size", "siz
 
 @dataclass(frozen=True, eq=False)
 class EdgeRows:
-    """Result of a layer's ``edge_updater`` that has not been computed.
+    """Stands for the result of a layer's ``edge_updater``, which is computed later, piece by piece.
 
     Attributes:
         original: PyG's ``edge_updater`` of the layer.
@@ -94,7 +94,7 @@ def propagated(
 
 @dataclass(eq=False)
 class _Slot:
-    """A tensor among the arguments of ``propagate`` and of a deferred ``edge_updater``.
+    """One tensor argument of ``propagate`` or of a deferred ``edge_updater``, and how pieces cut it.
 
     Attributes:
         owner: the argument of ``propagate`` that an ``edge_updater`` computes from this tensor; "" for an argument of ``propagate`` itself.
@@ -122,7 +122,7 @@ def _slots(
     given: Mapping[str, Any],
     waiting: Mapping[str, EdgeRows],
 ) -> list[_Slot] | None:
-    """Returns the tensors among the arguments, or None if the layer cannot be cut by targets."""
+    """Describes the tensor arguments for cutting; None if the layer cannot be cut by targets."""
     if layer_of(conv) is None or type(edge_index) is not Tensor or conv.explain or conv.decomposed_layers > 1:
         return None
     calls: list[tuple[str, Sequence[str], Mapping[str, Any]]] = [("", conv._user_args, given)]
@@ -239,7 +239,7 @@ def _pieces(edge_index: Tensor, bounds: Sequence[int], num_rows: int) -> Iterato
 
 @dataclass(eq=False)
 class _Work:
-    """One ``propagate`` in pieces. It holds no rows between the forward and the backward."""
+    """One ``propagate`` in pieces. It keeps no rows between the forward and the backward."""
 
     conv: MessagePassing
     original: Callable[..., Any]
@@ -270,12 +270,12 @@ class _Work:
             yield name, rows.given
 
     def release(self) -> None:
-        """Drops the rows, which :class:`_Hold` saved for the backward."""
+        """Drops the rows after the forward, because :class:`_Hold` has saved them for the backward."""
         for slot in self.slots:
             slot.tensor = slot.tensor.new_empty(0)
 
     def compute(self, piece: _Piece, rows: Sequence[Tensor]) -> Tensor:
-        """Returns the piece's rows of the result, from its rows of each slot."""
+        """Computes the piece's rows of the result from its rows of each slot."""
         given = {owner: dict(values) for owner, values in self.constants.items()}
         for slot, tensor in zip(self.slots, rows, strict=True):
             pair = given[slot.owner].get(slot.name) or (None, None)
@@ -390,7 +390,7 @@ class _Run(torch.autograd.Function):
 
 @contextlib.contextmanager
 def unchanged(conv: torch.nn.Module) -> Iterator[None]:
-    """Restores the attributes of message-passing layers in ``conv`` at the end, because some layers store rows of edges in attributes."""
+    """Restores attributes of layers in ``conv`` at the end, because some layers store rows of edges there."""
     before = [(vars(each), dict(vars(each))) for each in conv.modules() if isinstance(each, MessagePassing)]
     try:
         yield
@@ -416,7 +416,7 @@ def _set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _random_again(device: torch.device) -> Iterator[None]:
-    """Restores the state of the random generators at the end."""
+    """Restores the random generators at the end, since a repeated call must not change later draws."""
     before = _random_state(device)
     try:
         yield

@@ -1,6 +1,7 @@
-"""A rank's part of a host's graph, in which all vertices that the host needs were loaded before the training.
+"""Loads all vertices that a host needs before the training, and divides them among the host's ranks.
 
-The host's graph is the subgraph that its inner vertices and the picked vertices of other hosts induce (:mod:`salientpp.fullgraph.expansion`). The host's ranks
+The host's graph is the subgraph that its inner vertices and the picked vertices of other hosts induce (:mod:`salientpp.fullgraph.expansion`). The host's
+ranks
 divide it. In a training step, rows travel between the ranks of a host only. Hosts exchange sums: gradients of parameters, losses and statistics of batch
 normalisation. The idea is shared preloading in GraNNDis (Song et al., PACT 2024, arXiv:2311.06837).
 
@@ -89,7 +90,7 @@ class PreloadedGraph(LocalGraph):
 
 
 def _is_unwritten(tensor: Tensor | None, own: Tensor) -> bool:
-    """Returns True if a tensor is the part's ``own`` tensor, has not been written in place, and needs no gradient."""
+    """Returns True if ``tensor`` is still the part's ``own``: not written in place, and without a gradient."""
     return tensor is own and not own.requires_grad and (own.is_inference() or own._version == 0)
 
 
@@ -142,7 +143,7 @@ def preloaded(whole: LocalGraph, preload: Preload, sizes: Sequence[int]) -> Prel
 def _loaded(
     whole: LocalGraph, host: Ranks, bounds: tuple[int, int], route: Route, ids: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Returns the rows of all attributes of the vertices ``ids`` [n], and for each split bool [n], both by name. Collective over the job."""
+    """Returns all rows of the vertices ``ids`` [n], and their splits as bool [n], both by name. Collective over the job."""
     job, here = whole.ranks, range(*bounds)
     place = ids.argsort().argsort()
     masks = {name: getattr(whole, f"{name}_mask") for name in whole.splits}
@@ -201,7 +202,8 @@ def gathered_at_first(ranks: Ranks, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Induced:
-    """Some edges of a host's graph. ``vertices`` int64 [s] are the ids of all its vertices, ascending; ``is_picked`` bool [s] marks those of other hosts.
+    """Edges of a host's graph, as far as this rank holds them. ``vertices`` int64 [s] are the ascending ids of all vertices of the graph; ``is_picked``
+    bool [s] marks vertices of other hosts.
 
     Attributes:
         target, source: int64 [e], positions among ``vertices``, or numbers of the host.
@@ -218,7 +220,7 @@ class _Induced:
 
     @classmethod
     def of(cls, found: Expansion) -> _Induced:
-        """Returns the edges between vertices of the host's graph that this rank has read."""
+        """Keeps, of the edges that this rank has read, those between vertices of the host's graph."""
         inner, picked = torch.arange(found.inner.start, found.inner.stop, device="cpu"), found.picked
         vertices, order = torch.cat([inner, picked]).sort()
         ends: list[Tensor] = []  # [3, e]
@@ -234,7 +236,8 @@ class _Induced:
         return cls(vertices, order >= inner.numel(), target, source, e_id, whole)
 
     def sent(self, host: Ranks, owner: Tensor, order: Tensor) -> _Induced:
-        """Sends each edge to the rank that gets its target. Returns those that arrive, ascending by target, with the host's numbers. Collective over the host.
+        """Sends each edge to the rank that gets its target. Returns the edges that arrive, ordered by target, in the host's numbers. Collective over the
+        host.
 
         Args:
             owner: int64 [s], the rank that gets each vertex.
@@ -255,7 +258,7 @@ class _Induced:
         return _Induced(self.vertices, self.is_picked, target, source, e_id, dict(zip(self.columns, columns)))
 
     def lists(self, bounds: Sequence[int], num_edges: int) -> TargetLists:
-        """Returns the edges as lists of the vertices with the host's numbers from ``bounds[0]`` to ``bounds[1] - 1``."""
+        """Groups the edges by target, for the vertices with the host's numbers ``bounds[0]`` to ``bounds[1] - 1``."""
         begin, end = bounds
         counts = torch.bincount(self.target - begin, minlength=end - begin)
         indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))

@@ -1,4 +1,4 @@
-"""Linear aggregations as products of a sparse matrix and rows. The computation overlaps with the exchange of rows, forward and backward."""
+"""Multiplies a rank's part of a sparse matrix by rows of vertices, while rows of other ranks arrive."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One rank's rows of the whole graph's sparse matrix at one hop. The contribution of other ranks arrives as rows and as sums.
+    """One rank's rows of the whole graph's sparse matrix at one hop. Other ranks contribute rows and sums.
 
-    Letters: n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums that this rank computes for others, r that of rows and sums that arrive.
+    In shapes, n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums computed for others, and r the number of rows and sums that arrive.
     """
 
     ranks: Ranks
@@ -105,7 +105,7 @@ class Operand:
 def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -> Operand:
     """Makes the operand for edges and their values. The edges are in the graph's local numbers. Collective if ``hop.has_sums``.
 
-    Edges into vertices that need not be computed at this hop are left out. A row that is neither available here nor fetched is added up by its owner.
+    It leaves out edges into vertices that need not be computed at this hop. If a row is neither available here nor fetched, its owner adds it up.
     """
     ranks, number, depths, device = graph.ranks, graph.num_inner, graph.row_depths, value.device
     source, target, value = *edge_index.cpu(), value.cpu()
@@ -178,7 +178,7 @@ def _exchanged_sums(
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the places of rows, and those of sums, in a table that holds for each rank its ``rows`` rows and then its ``sums`` sums."""
+    """Returns the positions of rows and of sums in a table with ``rows`` rows, then ``sums`` sums, for each rank."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)

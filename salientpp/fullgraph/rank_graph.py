@@ -65,22 +65,22 @@ class RankGraph:
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks over whose vertices batch normalisation takes its statistics."""
+        """The ranks whose vertices batch normalisation takes its statistics from."""
         return self.job
 
     @property
     def num_counted(self) -> int:
-        """Number of this rank's first rows that count in statistics over vertices. Each vertex counts on one rank."""
+        """Number of this rank's first rows that count in statistics, so that each vertex counts on one rank only."""
         return self.n_id.numel()
 
     @property
     def num_seeds(self) -> int | None:
-        """Number of this rank's first rows that are of the seeds of a batch; None if the graph is no batch."""
+        """Number of this rank's first rows that belong to seeds of a batch; None in full-graph training."""
         return None
 
     @property
     def num_vertices(self) -> int:
-        """Number of vertices that count on all ranks of :attr:`averaging`."""
+        """Number of vertices over which :attr:`averaging` takes statistics, on all its ranks together."""
         raise NotImplementedError
 
     def over_all_edges(
@@ -90,7 +90,7 @@ class RankGraph:
 
         Args:
             what: name of the value, which is the same for the same computation.
-            compute: computes one value for each of a number of vertices from edges, their weights (or None) and this number.
+            compute: function of edges, their weights (or None) and a number of vertices; returns one value per vertex.
             edge_index, edge_weight: edges of this graph, and their weights.
 
         Returns:
@@ -100,7 +100,7 @@ class RankGraph:
 
     @property
     def is_planned(self) -> bool:
-        """True if rows of other ranks' vertices may be kept, or sums of their rows may arrive instead of the rows."""
+        """True if this rank may keep rows of other ranks' vertices, or get sums instead of rows."""
         return False
 
     @property
@@ -110,7 +110,7 @@ class RankGraph:
 
     @property
     def num_inner(self) -> int:
-        """Number of rows that go through the model here: this rank's own, and those of kept vertices of other ranks."""
+        """Number of rows that the model computes here: this rank's own, and those of kept vertices."""
         return self.num_own + self.inner.numel()
 
     @property
@@ -131,7 +131,7 @@ class RankGraph:
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def in_plan(self, value: Any) -> Any:
-        """Returns the tensor of the part with the plan that an argument of the model stands for. Without a plan it is the argument."""
+        """Returns, for an argument of the model, the tensor of the part under the plan. Without a plan: the argument."""
         return value
 
     def own_rows(self, out: Tensor) -> Tensor:
@@ -146,6 +146,6 @@ class RankGraph:
         return out[: self.num_own]
 
     def of_whole_halo(self, rows: Tensor) -> Tensor:
-        """Extends rows that are correct for this rank's own vertices to the table [num_rows, ...]. All other rows come from their owners. Collective."""
+        """Extends this rank's own rows to the table [num_rows, ...]. All other rows come from their owners. Collective."""
         arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
         return self.with_halo(rows, self.whole_halo, arrived)

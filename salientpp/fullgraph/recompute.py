@@ -47,12 +47,12 @@ _SMALLEST, _USUAL = 4 << 20, 32 << 20
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Call of a layer whose backward computes it again.
+    """Call of a layer that the backward repeats.
 
     Attributes:
         stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
         substituting: makes a context in which the model computes with given stand-ins.
-        asks_for_edges: True if the caller asked for rows of edges, so that they cannot be computed in pieces.
+        asks_for_edges: True if the user asked for rows of edges, which rules out pieces.
         is_again: True in the backward.
     """
 
@@ -63,7 +63,7 @@ class _Call:
 
 
 class _Reentered(contextlib.AbstractContextManager[None]):
-    """Context that can be entered again after it was left: each backward through the same forward computes the layers again."""
+    """Context that can be entered repeatedly, because each backward through one forward computes the layers again."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -81,7 +81,7 @@ class _Reentered(contextlib.AbstractContextManager[None]):
 class _Buffers:
     """Buffers of a layer as they were before its forward, such as the vectors of ``spectral_norm``. The backward computes the layer with them again.
 
-    All are copied, because writes through ``.data``, and later ones by another call or by the model, do not show when the forward ends.
+    They are copied before every forward, because writes through ``.data`` and later writes cannot be noticed.
     """
 
     def __init__(self, conv: torch.nn.Module) -> None:
@@ -89,20 +89,20 @@ class _Buffers:
         self._given = _copies([module._buffers for module in self._parts])
 
     def before(self) -> Replaced:
-        """Context in which the layer has the buffers of before its forward. Afterwards it has its present ones."""
+        """Context in which the layer has the buffers from before its forward, and then its present ones again."""
         copies = _copies(self._given)
         return Replaced((vars(module), "_buffers", copied) for module, copied in zip(self._parts, copies, strict=True))
 
 
 def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tensor | None]]:
-    """Copies buffers by name, of several modules. Modules that share one also share its copy."""
+    """Copies the buffers of several modules, by name. Modules that share a buffer share its copy."""
     copies = {id(each): each.clone() for of_module in buffers for each in of_module.values() if each is not None}
     return [{name: copies.get(id(each)) for name, each in of_module.items()} for of_module in buffers]
 
 
 @dataclass(eq=False)
 class Recompute:
-    """Choice of the rows that a distributed model keeps between the forward and the backward, and the calls of layers that follow from it.
+    """Decides what a distributed model keeps between the forward and the backward, and calls its layers accordingly.
 
     Attributes:
         kind: 'layers', or None to keep everything.
@@ -115,7 +115,7 @@ class Recompute:
     _call: _Call | None = None
 
     def prepare(self) -> dict[str, str]:
-        """Prepares this rank. Returns what must be equal on all ranks.
+        """Checks the options on this rank. Returns the facts that must be equal on all ranks.
 
         Raises:
             ValueError: an argument is wrong.

@@ -31,6 +31,8 @@ _ENTRIES = (
     record.__file__,
     torch.overrides.__file__,
     f"{_TORCH}_tensor.py",
+    f"{_PYG}data/data.py",  # num_nodes of a batch reads a size
+    f"{_PYG}data/storage.py",
 )
 
 #: Files whose functions call a part of a model, which the backward calls again.
@@ -60,13 +62,13 @@ def is_of_user() -> bool:
 
 
 def is_ours() -> bool:
-    """Returns True if code of this package called the function: attributes of a graph are of its vertices."""
+    """Returns True if code of this package called the function, to read attributes of a graph."""
     frame = _calling_frame()
     return frame is not None and frame.f_code.co_filename.startswith(OURS)
 
 
 def is_repeated() -> bool:
-    """Returns True if the backward will call the running code again, where ranks cannot ask each other."""
+    """Returns True if the backward will repeat the running code, where ranks cannot ask each other."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename in _REPEATING:

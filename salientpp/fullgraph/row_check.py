@@ -96,7 +96,7 @@ class RowCheck(TorchFunctionMode):
 
     @contextlib.contextmanager
     def calling(self, x: Tensor, given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph) -> Iterator[None]:
-        """Context of a call of the model on a rank's graph. Followed are ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
+        """Context of a call of the model on a rank's graph. It follows ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
 
         If a graph's vertices are all on one rank, nothing is checked there.
         """
@@ -134,7 +134,7 @@ class RowCheck(TorchFunctionMode):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Context of functions that are not followed."""
+        """Context in which functions are not checked, and their results not followed."""
         before, self._off = self._off, True
         try:
             yield
@@ -142,7 +142,7 @@ class RowCheck(TorchFunctionMode):
             self._off = before
 
     def unfollowed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that runs within :meth:`paused`."""
+        """Wraps a function so that it runs within :meth:`paused`."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ class RowCheck(TorchFunctionMode):
         return self._families[key]
 
     def _note_made(self, out: Any) -> None:
-        """Notes that tensors were made in this call of the model. If they have a row for each vertex, nobody else says which."""
+        """Notes that this call of the model made these tensors, so that their rows are not taken for the user's."""
         for tensor in [out] if isinstance(out, Tensor) else out if isinstance(out, (list, tuple)) else ():
             if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) in self._numbers:
                 if not is_ours():
@@ -169,7 +169,7 @@ class RowCheck(TorchFunctionMode):
                     self.follow(tensor)
 
     def _is_older(self, tensor: Tensor) -> bool:
-        """Returns True for a tensor with as many rows as vertices that was not made in this call. The user may have made it for the rank's vertices."""
+        """Returns True if the user may have made a tensor with as many rows as vertices before this call of the model."""
         if not tensor.dim() or tensor.size(0) != self._number:
             return False
         found = self._followed.get(id(tensor))
@@ -239,9 +239,9 @@ class RowCheck(TorchFunctionMode):
         return out
 
     def _verdict(self, call: Call, key: Any) -> list[Rows | None] | Tensor | None:
-        """Returns the rows of each tensor of a function's result, and of each that it writes; None if a layer of PyG calls a function that depends on more.
+        """Returns where the tensors that a function returns or writes have rows; None if a layer of PyG calls a function that depends on more.
 
-        If the result can be computed over the ranks, returns it.
+        If the function depends on other rows, but its result can be computed over the ranks, returns this result.
 
         Args:
             key: what the verdict depends on; None: on values of tensors.
@@ -263,7 +263,7 @@ class RowCheck(TorchFunctionMode):
         return self._joined(call) if found is None else found
 
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
-        """Returns the result over all ranks of a function that depends on other rows; None for a layer of PyG. Refuses functions without such a result."""
+        """Computes a function that depends on other rows over all ranks, or refuses it; None if a layer of PyG calls it."""
         if is_exempt():
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
@@ -277,7 +277,7 @@ class RowCheck(TorchFunctionMode):
         self.refuse(call.name)
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns sizes of a followed tensor. The user's code gets a :class:`Count` for the number of rows."""
+        """Returns the result of a size query. The user's code gets a :class:`Count` for the number of rows."""
         rows = self._rows_of(args[0])
         out = func(*args, **kwargs)
         if rows is None or rows.marks or not is_of_user():
@@ -312,7 +312,7 @@ class RowCheck(TorchFunctionMode):
     # --- gradients ------------------------------------------------------------------------------------------
 
     def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a hook of gradients, of a tensor or of a module, that runs under the check. One that returns nothing may compute anything."""
+        """Wraps a gradient hook of a tensor or module in the check. A hook that returns nothing may compute anything."""
         checked = self._checked(f"a hook of gradients ({getattr(hook, '__name__', hook)})", hook)
 
         def run(*given: Any) -> Any:
@@ -326,14 +326,14 @@ class RowCheck(TorchFunctionMode):
         return run
 
     def check_functions(self, nodes: list[Any]) -> None:
-        """Makes the backward of the user's ``torch.autograd.Function`` run under the check, for nodes of the graph of gradients."""
+        """Puts the user's ``autograd.Function`` among ``nodes`` of the gradient graph under the check."""
         for node in nodes:
             kind = getattr(type(node), "_forward_cls", None)
             if kind is not None and not kind.__module__.startswith(("salientpp.", "torch.", "torch_geometric.")):
                 node.apply = self._checked(f"the backward of {kind.__name__}", node.apply)
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of gradients that runs under the check. All tensors in it with as many rows as this rank has vertices have rows of vertices."""
+        """Wraps a function of gradients in the check, which takes all tensors with as many rows as vertices for rows of vertices."""
         state = *self._called, None, True
 
         def run(*gradients: Any) -> Any:
@@ -366,7 +366,7 @@ class RowCheck(TorchFunctionMode):
 
 
 def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
-    """Adds what a verdict depends on to a call. Returns False if it depends on values of tensors."""
+    """Adds to ``call`` the facts that a verdict depends on. Returns False if it depends on values of tensors."""
     key = call.key
     if isinstance(value, Tensor):
         rows = call.rows_of(value)
@@ -398,7 +398,7 @@ def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> boo
 
 
 def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields (attributes of a module, name, value) for a module's backward hooks, which then run under the check."""
+    """Yields (attributes of a module, name, value), which put a module's backward hooks under the check."""
     for name in ("_backward_hooks", "_backward_pre_hooks"):
         if own[name]:
             yield own, name, OrderedDict((key, rows.checked_hook(hook)) for key, hook in own[name].items())
@@ -407,7 +407,7 @@ def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[st
 def tensors_given(
     forward: Callable[..., Any], given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph
 ) -> Iterator[tuple[Tensor, str]]:
-    """Yields the tensors in the arguments of a model's ``forward``, after the first one, that describe "vertices", "edges" or "ends" of edges, and which."""
+    """Yields tensors among a model's arguments after ``x``, with what their rows are: "vertices", "edges" or "ends"."""
     args, num_edges, known = given[0], graph.edge_index.size(1), {id(each) for each in graph.edge_tensors.values()}
     numbers = graph.num_inner, graph.num_own
     names = [*inspect.signature(forward).parameters][1 : 1 + len(args)] if num_edges in numbers else []

@@ -1,4 +1,4 @@
-"""Numbers of rows that a model reads from its tensors. They may be sizes of other tensors, but no numbers to compute with.
+"""Checks how a model uses numbers of rows that it reads: as sizes of tensors, which is right, or as values, which is refused.
 
 On a rank, ``h.size(0)`` is the number of its own vertices. ``h.view(h.size(0), -1)`` gives the rows of the whole graph, ``h / h.size(0)`` does not.
 """
@@ -15,17 +15,17 @@ from salientpp.fullgraph.row_callers import is_of_user
 
 
 class Checking(Protocol):
-    """Check of a model whose numbers of rows are counts."""
+    """Interface of the check that refuses wrong uses of numbers of rows."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises the error for a use of a count as a number."""
+        """Raises the error for a number of rows that is used as a value."""
 
     def whole_number(self, family: Any) -> int | None:
         """Returns the number of a family's rows on all ranks; None if it is not known. Collective for edges."""
 
 
 class Count(torch.SymInt):
-    """An integer that was computed from a number of rows. Torch's functions take it, because they take symbolic integers.
+    """Integer computed from a number of rows. It is a symbolic integer, so that torch's functions accept it.
 
     Args:
         value: the integer.
@@ -51,15 +51,14 @@ class Count(torch.SymInt):
         return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), check)
 
     def __index__(self) -> int:
+        if is_of_user():  # range(n), [0] * n or a function of math; torch's functions get plain integers
+            self._refused(self)
         return self.value
 
     def __int__(self) -> int:
         if is_of_user():
             self.refuse("int() of a number of rows (pass size(0) itself where a size is needed)")
         return self.value
-
-    def __float__(self) -> float:
-        self.refuse("a number of rows (size(0)) that is used as a number")
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -75,6 +74,14 @@ class Count(torch.SymInt):
 
     def __neg__(self) -> Count:
         return self._with(operator.mul, -1)
+
+    def __abs__(self) -> Count:
+        return self._with(lambda value, _: abs(value), 0)
+
+    def _itself(self, *_: Any) -> Count:
+        return self
+
+    __pos__ = __round__ = __trunc__ = __floor__ = __ceil__ = _itself
 
     def _with(self, function: Callable[[Any, Any], Any], other: Any, is_reflected: bool = False) -> Any:
         """Returns ``function(self, other)``, or ``function(other, self)``."""
@@ -101,12 +108,14 @@ class Count(torch.SymInt):
                 form = a, b + int(other)
         return Count(of(self.family.number), of, self.family, form, self.check)
 
-    def _refused(self, other: Any) -> Any:
+    def _refused(self, other: Any = None) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
         self.refuse("a number of rows (size(0)) that is used as a number")
 
-    __truediv__ = __rtruediv__ = __rpow__ = _refused
+    __float__ = __complex__ = __truediv__ = __rtruediv__ = __divmod__ = __rdivmod__ = __rpow__ = _refused
+    __invert__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refused
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = bit_length = bit_count = as_integer_ratio = _refused
 
     def __pow__(self, other: Any) -> Any:
         return self._with(operator.pow, other) if isinstance(other, int) and other >= 0 else self._refused(other)
@@ -168,7 +177,7 @@ class Shape(tuple[Any, ...]):
 
 
 def shape_of(sizes: Iterable[Any]) -> Any:
-    """Returns sizes as a :class:`Shape`, or as torch's if no :class:`Count` is among them."""
+    """Returns sizes as a :class:`Shape` if a :class:`Count` is among them, else as torch's size."""
     sizes = tuple(sizes)
     return Shape(sizes) if any(isinstance(size, Count) for size in sizes) else torch.Size(sizes)
 

@@ -60,17 +60,17 @@ _CUTS = {"split": 2, "tensor_split": 2, "chunk": 2, "unsafe_split": 2, "unsafe_c
 def found_rows(
     call: Call, number: int, edge_index: Tensor, older: Callable[[Tensor], Rows | None], seeds: int | None = None
 ) -> list[Rows | None] | None:
-    """Tries a function. Returns the rows of each tensor of its result, and of each that it writes; None if it depends on other rows.
+    """Finds where the tensors that a function returns or writes have rows; None if it depends on other rows.
 
     Args:
         number: number of vertices.
         edge_index: [2, E], the graph's edges.
         seeds: number of first vertices that are seeds of a batch; None without seeds.
-        older: returns the rows of a tensor that may have rows of vertices.
+        older: function that returns where a tensor from before the call of the model may have rows of vertices.
     """
     name, rows = call.name, call.rows
     of_edges = bool(rows) and all(each.family.is_of_edges for each in rows)
-    if rows and (_is_of_all_rows(call, seeds) or (of_edges and _compares_ids(call))):
+    if rows and (_is_of_all_rows(call, seeds) or (of_edges and (_compares_ids(call) or name.startswith("sparse_")))):
         return None
     found = _selected_edges(call) if of_edges else None
     if found is None:
@@ -102,7 +102,7 @@ def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_e
 
 
 def _sorted(call: Call) -> list[Rows | None]:
-    """Returns the rows of edges that a function has sorted. The numbers of their places are not followed."""
+    """Returns where sorted rows of edges are. The index that sorting returns is not followed."""
     rows = call.rows[0]
     if call.name == "argsort" or rows.ids or rows.lead or rows.factor != 1:
         return []
@@ -110,13 +110,13 @@ def _sorted(call: Call) -> list[Rows | None]:
 
 
 def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
-    """Returns the rows of edges in an order that is not the graph's. No question about them can be answered, because it is not known which rows count."""
+    """Marks rows of edges as reordered. It is then unknown which rows count, so no question is answered about them."""
     call.selects = True
     return Rows(Family.of(number, "edges, in another order", (4, 11)), lead)
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
-    """Returns True for functions that trials on few rows take for functions of each row: those up to a large position, or with as many columns as needed."""
+    """Returns True if trials on few rows would mistake a function for row-wise, such as one up to a large position."""
     name = call.name
     given: Any = call.args[0] if call.args else call.kwargs.get("input")
     rows = call.rows_of(given)
@@ -148,7 +148,7 @@ def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
 
 
 def _compares_ids(call: Call) -> bool:
-    """Returns True for comparisons of numbers of vertices or edges with anything but such numbers of the same edges."""
+    """Returns True if numbers of vertices or edges are compared with anything but those of the same edges."""
     given = [call.rows_of(each) for each in call.args]
     name = call.name.strip("_")
     is_alike = name in ("eq", "ne") and all(each is not None and each.ids for each in given)
@@ -156,7 +156,7 @@ def _compares_ids(call: Call) -> bool:
 
 
 def _joined_edges(call: Call) -> list[Rows | None] | None:
-    """Returns the rows of edges that are joined to other edges, such as self-loops with a row for each vertex; None for other functions."""
+    """Returns where edges are that were joined to others, such as a self-loop per vertex; None for other functions."""
     if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
         return None
     tensors = call.args[0]
@@ -170,10 +170,8 @@ def _joined_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _selected_edges(call: Call) -> list[Rows | None] | None:
-    """Returns the rows of edges that a mask of edges selects, or their numbers; None for other functions."""
+    """Returns where rows of edges are that a mask selects, or their numbers; None for other functions."""
     name, args = call.name, call.args
-    if name.startswith("sparse_"):
-        return []
     rows = call.rows_of(args[0]) if args else None
     if rows is None or rows.factor != 1:
         return None
@@ -191,7 +189,7 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
         return None
     theirs = call.rows_of(index)
     lead = sum(isinstance(each, slice) for each in args[1][:-1]) if isinstance(args[1], tuple) else 0
-    if theirs is None:
+    if theirs is None or not (theirs.ids or index.dtype == torch.bool):
         is_order = index.dtype == torch.int64 and index.numel() in (0, rows.family.number)
         return [_in_other_order(call, index.numel(), lead)] if is_order else None
     if index.dtype == torch.bool and theirs.family.what == rows.family.what:
@@ -205,7 +203,7 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _index_along(dim: int, index: Any, number: int) -> Any:
-    """Returns the part of an index into ``number`` dimensions that selects along one of them; None without such a part."""
+    """Returns the part of an index that selects along a followed dimension; None if it has none."""
     parts = index if isinstance(index, tuple) else (index,)
     sizes = [
         0
@@ -225,7 +223,7 @@ def _index_along(dim: int, index: Any, number: int) -> Any:
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where the numbers of selected rows are in the result of a function; None if it does more than to give them another form."""
+    """Returns where numbers of selected rows are after a function that only reshapes them; else None."""
     if call.name not in _FORMS or len(call.rows) > 1:
         return None
     try:
@@ -236,15 +234,16 @@ def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None
 
 
 def number_of_edges(graph: RankGraph, place: str) -> int:
-    """Returns the number of edges on all ranks. Collective. ``place``: where the user compares it."""
+    """Returns the number of edges on all ranks. Collective. ``place``: the user's line, for the agreement of ranks."""
     mine = int((graph.edge_index[1] < graph.num_counted).sum())
     return sum(number for (number,) in graph.averaging.gather_numbers(f"the number of edges{place}", [mine]))
 
 
 def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
-    """Computes a function of integers or booleans of all vertices or edges, such as types and masks. Collective. Returns None for other functions and values.
+    """Answers a question about integers or booleans of all vertices or edges, such as ``mask.any()``. Collective. Returns None for other functions and
+    values.
 
-    Their results have no gradient, so the backward needs no other ranks. Whether the result is None does not depend on the rank.
+    The results have no gradient, so the backward needs no other ranks. If the result is None, it is so on every rank.
 
     Args:
         place: where the user calls the function. All ranks must be at the same place.
@@ -325,7 +324,7 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
 
 
 def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns the rows of the numbers of rows that ``mask`` selects; None if it is no mask of vertices."""
+    """Returns where the numbers of rows are that ``mask`` selects; None if it is no mask of vertices."""
     rows = call.rows_of(mask) or older(mask)
     if (
         mask.dtype != torch.bool
@@ -340,12 +339,12 @@ def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) ->
 
 
 def _places_given(dim: Any = None, index: Any = None, *_: Any, **__: Any) -> Any:
-    """Returns the places that a function gets for the first dimension; None for another dimension."""
+    """Returns the positions by which a function selects along the first dimension; None for other dimensions."""
     return index if type(dim) is int and dim == 0 else None
 
 
 def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
-    """Returns the family of the rows at ``places``, if these are all that a mask of rows selects, in order; otherwise None."""
+    """Returns the family of the rows at ``places``, if a mask selected exactly these, in order; otherwise None."""
     if not isinstance(places, Tensor) or places.dim() != 1 or places.dtype != torch.int64:
         return None
     rows = call.rows_of(places)
@@ -359,7 +358,7 @@ def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
 
 
 def _fits(values: Tensor, selected: Family, call: Call) -> bool:
-    """Returns True if ``values`` to write are rows of the selected ones, or are equal for all of them."""
+    """Returns True if ``values`` can be written to the selected rows: they are theirs, or equal for all."""
     rows = call.rows_of(values)
     if rows is not None:
         return rows.family.what == selected.what and not rows.lead and rows.factor == 1 and not rows.places
@@ -369,7 +368,7 @@ def _fits(values: Tensor, selected: Family, call: Call) -> bool:
 
 
 def _is_of_targets(index: Tensor, edge_index: Tensor) -> bool:
-    """Returns True if ``index`` has the targets of ``edge_index``, perhaps followed by those of self-loops."""
+    """Returns True if ``index`` has the targets of ``edge_index``, possibly followed by self-loops' targets."""
     own = edge_index[1]
     index = index.select(1, 0) if index.dim() == 2 and index.size(1) else index
     return index.dim() == 1 and index.numel() >= own.numel() and torch.equal(index[: own.numel()], own.to(index.dtype))

@@ -45,9 +45,9 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Returns a family whose trials have ``sizes`` rows. The first trial has no other rows than the compared ones.
+        """Returns a family whose trials have ``sizes`` rows. The first trial has only the compared rows.
 
-        An empty selection of vertices has no trials. Without edges, rows of zeros are tried.
+        An empty selection of vertices needs no trials. A graph without edges is tried with rows of zeros.
         """
         if number <= 0 and not what.startswith("edges"):
             return cls(number, what)
@@ -61,7 +61,6 @@ class Family:
 
     @property
     def is_selected(self) -> bool:
-        """True for a selection."""
         return self.what not in ("vertices", "edges")
 
     @property
@@ -78,7 +77,7 @@ class Rows:
     """Place of a family's rows in a tensor: ``factor`` consecutive ones for each along dimension ``lead``.
 
     Attributes:
-        marks: True for marks of unusual values.
+        marks: True if the rows are marks of unusual values, such as ``isnan`` gives.
         places: True for the numbers of rows that a mask selects. On a rank they are other numbers than in one process.
         ids: True for rows of edges that are computed from numbers of vertices or of edges, which are other numbers than in one process.
         made: the rows of two trials, if the tensor is computed from a number of rows alone, such as ``torch.arange(n)``; empty for other tensors.
@@ -110,7 +109,7 @@ class Rows:
         return tuple(self.made[1].flatten().tolist()) if self.made else ()
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
-        """Returns the rows of a trial. Rows that are not compared have other values than anywhere in the tensor."""
+        """Returns the tensor's rows for a trial. Rows that are not compared get values that the tensor lacks."""
         if self.made:
             return self.made[trial].clone()
         rows, places = self.family.tables[trial]
@@ -127,7 +126,7 @@ class Rows:
         return split.reshape(shape)
 
     def compared(self, tensor: Tensor, trial: int) -> Tensor:
-        """Returns, from a result of a trial, the rows that are compared."""
+        """Returns those rows of a trial's result that are compared."""
         rows, places = self.family.tables[trial]
         index = torch.tensor(places, device=tensor.device)
         return tensor.unflatten(self.lead, (len(rows), self.factor)).index_select(self.lead, index)
@@ -138,11 +137,11 @@ SIZES = 3, 8
 
 
 class Mixes(Exception):
-    """Raised if trials of a function show that it depends on other rows: "differs", "reduced", or without a word if they failed."""
+    """Raised if a trial shows that a function mixes rows: "differs" or "reduced"; empty if the trial failed."""
 
 
 class Call:
-    """Call of a function.
+    """Call of a torch function whose rows are to be found.
 
     Attributes:
         func, args, kwargs, name: the function, its arguments and its name.
@@ -169,7 +168,7 @@ class Call:
 
     @property
     def is_made(self) -> bool:
-        """True if the arguments hold no rows but those that are computed from a number of rows alone."""
+        """True if all rows among the arguments were computed from a number of rows alone, as by ``torch.arange(n)``."""
         return all(rows.made for rows in self.rows)
 
     def families(self) -> list[Family]:
@@ -178,11 +177,11 @@ class Call:
 
 
 def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None]:
-    """Tries a function twice. Returns the rows of each tensor of its result, and of each that it writes.
+    """Tries a function twice. Returns where the tensors that it returns or writes have rows.
 
     Args:
         number: number of vertices. A tensor with equal rows for all of them may stand for rows.
-        older: returns the rows of a tensor that may have rows of vertices.
+        older: function that returns where a tensor from before the call of the model may have rows of vertices.
 
     Raises:
         Mixes: rows of the results depend on other rows.
@@ -210,12 +209,13 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
 def _trial(
     call: Call, trial: int, perturbs: bool, number: int, cut: int | None, older: Callable[[Tensor], Rows | None]
 ) -> list[Tensor]:
-    """Returns the results of a function on the rows of a trial.
+    """Calls the function on the rows of a trial, and returns its results.
 
     Args:
-        perturbs: rows that are not compared get other values than the model's.
-        number, older: as above.
-        cut: None, or tensors with equal rows for all vertices, and those that ``older`` knows, are cut too. If several dimensions have as many rows as there
+        perturbs: True gives rows that are not compared other values than the model's.
+        number, older: see :func:`compared`.
+        cut: None, or tensors that are equal for all vertices, and those that ``older`` knows, are cut too. If several
+            dimensions have as many rows as there
             are vertices, this is the number of the dimension among them.
     """
     writes = _writes(call.name) or "out" in call.kwargs
@@ -237,7 +237,10 @@ def _trial(
 
 
 def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | None:
-    """Returns the rows of a trial for a tensor with equal rows for all vertices, or with the numbers 0, 1, 2, ... of vertices."""
+    """Returns the argument of a trial that stands for a tensor which no rule describes, or None if no argument can.
+
+    Only two kinds of tensors fit any number of vertices: those with equal rows, and the numbers 0, 1, 2, ... of vertices.
+    """
     size = SIZES[trial]
     if tensor.dtype == torch.int64 and torch.equal(tensor, torch.arange(number, device=tensor.device)):
         return torch.arange(size, device=tensor.device, dtype=tensor.dtype)
@@ -250,7 +253,7 @@ def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | Non
 
 
 def _alike(call: Call, one: Tensor, other: Tensor, families: list[Family]) -> Rows | None:
-    """Compares the results of two trials. Returns where the result has rows, or None if it has none."""
+    """Compares the results of two trials. Returns where they have rows, or None if they have none."""
     name, has_rows = call.name, False
     for family in families:
         sizes = family.size(0), family.size(1)
@@ -276,7 +279,7 @@ def _alike(call: Call, one: Tensor, other: Tensor, families: list[Family]) -> Ro
 
 
 class NoChance(TorchDispatchMode):
-    """Makes random functions give the same for every row."""
+    """Mode in which random functions give every row the same numbers, so that trials can be compared."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -307,7 +310,7 @@ def _writes(name: str) -> bool:
 
 
 def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yields the tensors that a function has returned, and the one that it has written."""
+    """Yields the tensors that a function returned, and the one that it wrote."""
     yield from tensors_of(out)
     if _writes(name) and args and isinstance(args[0], Tensor):
         yield args[0]

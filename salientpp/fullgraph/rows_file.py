@@ -1,4 +1,4 @@
-"""Rows of layers in a temporary file, between the forward and the backward.
+"""Keeps rows of layers in a temporary file between the forward and the backward, to save memory.
 
 Autograd keeps tensors for the backward. Within :meth:`RowsFile.storing`, large ones with a row for each vertex are written to the file, and the backward
 reads them. The file has no name, so the system removes it when the process ends. Its pages count as cache of the system, which can write them to the disk.
@@ -32,7 +32,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """A tensor in the file: the place of its bytes, and what is needed to make it again."""
+    """Position of a tensor's bytes in the file, and what is needed to make the tensor again."""
 
     begin: int
     shape: torch.Size
@@ -68,7 +68,6 @@ class RowsFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return self._end
 
     @contextlib.contextmanager
@@ -91,7 +90,7 @@ class RowsFile:
         self._known.clear()
 
     def _stored(self, tensor: Tensor) -> _Stored:
-        """Writes a tensor. A tensor that has been written, and whose memory was not freed since, is not written again."""
+        """Writes a tensor once: one that is in the file, and whose memory still exists, is not written again."""
         storage = tensor.untyped_storage()
         key = (
             storage.data_ptr(),
@@ -134,9 +133,9 @@ class RowsFile:
         return stored
 
     def _taken(self, free: list[int], room: int) -> tuple[int, bool]:
-        """Takes a place of ``room`` bytes: a free one, or one at the end. Returns its begin, and True if it is at the end.
+        """Reserves ``room`` bytes, in a gap or at the end. Returns where they begin, and True if they are at the end.
 
-        The place is taken before it is written. While it is written, a tensor may die in another thread or in a garbage collection, and free its own place.
+        They are reserved before the write, because a tensor that another thread or a garbage collection frees meanwhile frees bytes too.
         """
         try:
             return free.pop(), False

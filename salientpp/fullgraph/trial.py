@@ -44,7 +44,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
     plans = [(half[:1], deeper[:1] * 0), (half, deeper * 0), (half, deeper)]
     parts = [graph, *(graph.planned(*plan) for plan in plans), without_halo(graph)]
     models = [model, *(DistributedModel(model.module, part) for part in parts[1:])]
-    rounds = in_turns(models, arguments)
+    rounds = _in_turns(models, arguments)
     words = [width * (2 if backward else 1) for width, backward, _ in model.seen]
     sizes = [(part.inner.numel(), part.edge_index.size(1), _words_of(part, words)) for part in parts]
     most = [max(column) for column in zip(*graph.ranks.gather_numbers("plan_for", [*chain(*sizes)]))]
@@ -52,7 +52,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
-    """Returns False if an argument has rows for the edges that are unknown for other edges. All ranks must give the same arguments."""
+    """Returns False if an argument has rows of edges that cannot be found for other edges. Equal on all ranks."""
     known = [graph.edge_index, *graph.edge_tensors.values(), *graph.node_rows.values()]
     edges = graph.edge_index.size(1)
     others = [each for each in arguments if isinstance(each, Tensor) and not any(each is tensor for tensor in known)]
@@ -60,15 +60,14 @@ def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
     return not any(any(each) for each in graph.ranks.gather_numbers("plan_for", [any(found)]))
 
 
-def in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any], most: int = _MOST) -> list[list[float]]:
+def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> list[list[float]]:
     """Returns, for each repetition, the seconds of a step of each model. Models take turns, so that other load affects all equally. Collective.
 
-    Args:
-        most: largest number of repetitions, after one that does not count.
+    One repetition does not count.
     """
     ranks = models[0].ranks
     rounds: list[list[float]] = []
-    while len(rounds) <= min(_LEAST, most) or (len(rounds) <= most and sum(map(sum, rounds)) < _ENOUGH):
+    while len(rounds) <= _LEAST or (len(rounds) <= _MOST and sum(map(sum, rounds)) < _ENOUGH):
         taken = [int(1e9 * _step(model, arguments)) for model in models]
         rounds.append([max(column) / 1e9 for column in zip(*ranks.gather_numbers("plan_for", taken))])
     return rounds[1:]
@@ -77,7 +76,7 @@ def in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any], most:
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> StepTimes:
-    """Computes the times from repetitions of the five kinds of steps above: the seconds of each, and the numbers of vertices, edges and words per kind."""
+    """Computes the times of single items from the seconds, vertices, edges and words of the five kinds of steps."""
     # Other load changes slowly, so a difference within one repetition contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)

@@ -1,6 +1,7 @@
-"""Trimmed models over shares: each layer computes, exchanges and receives only the rows that the seeds of the whole batch need.
+"""Trims models that the ranks of a host compute together: a layer computes and exchanges only rows that the batch's seeds need.
 
-:mod:`salientpp.nn.trim` finds the hops that each layer needs. Within some hops, a share has first vertices, first edges, and the first halo rows of each rank.
+:mod:`salientpp.nn.trim` finds the hops that each layer needs. Within some hops, a share has first vertices, first edges, and the first halo rows of each
+rank.
 So a layer is called on the graph of its hops, which exchanges rows as the whole share does.
 """
 
@@ -39,10 +40,10 @@ _KNOWN = ("torch.", "torch_geometric.")
 def trimmed(
     model: DistributedModel, plans: dict[Any, Plan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Context for a call of a distributed model for a share. Within it the layers compute only the needed rows, if the module is a trimmed model.
+    """Context for a call of a distributed model on this rank's share of a batch. If the module is trimmed, its layers compute only the needed rows.
 
-    Collective among the ranks of the host. The first call of each mode is computed twice, and the first with other numbers among the arguments. ``plans``
-    keeps the plans that they find.
+    Collective among the ranks of the host. The first call of each mode, and the first with new numbers among the arguments, is computed twice. ``plans``
+    keeps the plans that these calls find.
 
     Raises:
         ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
@@ -74,7 +75,7 @@ def trimmed(
 
 
 def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan, which is equal on all ranks of the host. If the arguments hold numbers, it has those of every rank."""
+    """Returns a key for a call's plan, equal on a host's ranks. It has the number arguments of every rank."""
     key, numbers = keys_of(model.module, args, kwargs)
     if not numbers:
         return key
@@ -84,7 +85,7 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """Records the plan of a call. For each layer, the result has the most hops that any rank of the host found."""
+    """Records a call's plan on each rank. Each layer of the result has the most hops that a rank of the host found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
@@ -103,8 +104,6 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
 
 
 class ShareRun(Run):
-    """Forward pass of a trimmed model on a share."""
-
     def __init__(self, model: DistributedModel, plan: Plan, hops: Hops) -> None:
         super().__init__(model.module, plan, hops, sys._getframe())
         self._distributed = model
@@ -117,7 +116,7 @@ class ShareRun(Run):
 
 
 class _ShareHops(Hops):
-    """Hops of a share, in the numbers of rows and edges that go through the layers."""
+    """Sizes by hop of a share, counted in the rows and edges that the layers get."""
 
     def __init__(self, graph: BatchGraph) -> None:
         self.graph = graph
@@ -131,7 +130,7 @@ class _ShareHops(Hops):
 
 
 class ShareCall(LayerCall):
-    """Call of a layer on the rows of a share that are needed."""
+    """Call of a layer on the needed rows of a share."""
 
     def __init__(
         self, conv: MessagePassing, call: Call, arguments: dict[str, Any], model: DistributedModel, whole: BatchGraph

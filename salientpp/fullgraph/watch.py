@@ -1,4 +1,4 @@
-"""Tells the other ranks if a backward ends with an exception. They would otherwise wait in the backward for this rank until the time-out."""
+"""Tells the other ranks if a backward ends with an exception, so that they do not wait for this rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from salientpp.fullgraph.exchange import Ranks
 
 
 class _Backward:
-    """Callback of one backward. torch calls it at the end of the backward, or drops it after an exception."""
+    """Callback of one backward. torch calls it at the end, and drops it after an exception, which is then reported."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._differences = ranks, RanksDiffer.raised
@@ -29,7 +29,7 @@ class _Backward:
 
 
 def watch_backward(tensors: Iterable[Tensor], ranks: Ranks) -> None:
-    """Makes an exception in a later backward from these outputs of a model known to the other ranks, also if the user catches it."""
+    """Lets the other ranks know of an exception in the backward of these outputs, even if the user catches it."""
     for tensor in tensors if ranks.size > 1 else ():
         if tensor.grad_fn is not None:  # a leaf would keep the hook
             tensor.register_hook(lambda _: Variable._execution_engine.queue_callback(_Backward(ranks)))

@@ -29,7 +29,7 @@ from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
-from salientpp.loader.device_sampling import draw_on_device
+from salientpp.loader.device_sampling import check_device, draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
@@ -59,7 +59,7 @@ _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """Results of those construction steps that a rank takes before it asks the others."""
+    """Facts and objects that a rank makes by itself, before it compares facts with the other ranks."""
 
     source: BatchSource
     facts: Facts
@@ -68,7 +68,7 @@ class _Prepared:
 
 
 class BatchLoader(PlannedLoader):
-    """Base of both loaders. Each subclass says which data it takes and what its seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
+    """Base of both loaders. Subclasses say which data they take and what their seeds are."""
 
     #: Types that ``data`` may have, besides a pair of stores.
     _kinds_of_data: tuple[type, ...]
@@ -105,11 +105,11 @@ class BatchLoader(PlannedLoader):
             comm.gather_numbers([0])
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
-        """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""
+        """Opens the data and checks the arguments, without other ranks. Raises an error for a wrong argument."""
         options = options.checked(self.device)
         if not hasattr(self, "input_nodes"):
-            check_of_edges(type(self).__name__, options.allow, kwargs)
-        check_names(type(self), kwargs)
+            check_of_edges(type(self).__name__, options.memory_allow, kwargs)
+        check_names(type(self), kwargs, options.declared)
         self._own_ways = options.own_ways
         # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
@@ -124,39 +124,33 @@ class BatchLoader(PlannedLoader):
         self._orders_itself = check_order(kwargs, partitioned)
         self._init_data_loader(source, comm.size, kwargs)
         self._check_hooks(comm)
-        if options.draw_block != 1 and not isinstance(source.sampler, NeighborSampler):
+        if options.shared_draws_block != 1 and not isinstance(source.sampler, NeighborSampler):
             raise ValueError(
-                f"draw_block applies only to draws by this package's sampler; got draw_block={options.draw_block} and neighbor_sampler of type "
-                f"{type(source.sampler).__name__}, which takes no key; leave draw_block out"
+                f"shared_draws['block'] applies only to draws by this package's sampler; got {options.shared_draws_block} and neighbor_sampler of type "
+                f"{type(source.sampler).__name__}, which takes no key; leave 'block' out"
             )
         draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
         share = options.checked_share(partitioned, self._orders_itself, draws_seed)
         if not partitioned:
             options.check_for_object()
-        elif options.topology_cache and self.data.topology == "whole":
-            raise ValueError(
-                f"topology_cache={options.topology_cache} copies lists of other parts, but every rank has the whole topology of {self.data.root}; leave it "
-                "out, or partition with topology='parts'"
-            )
         if options.partial_aggregation is not None:
-            check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
-        elif "sums" in options.allow and why_no_sums(self.data, source) is None:
-            check_partial(self.data, source, "mean", options.partial_weight)
+            check_partial(self.data, source, options.partial_aggregation, options.partial_aggregation_weight)
+        elif "sums" in options.memory_allow and why_no_sums(self.data, source) is None:
+            check_partial(self.data, source, "mean", options.partial_aggregation_weight)
         if options.is_planned and not self._orders_itself:
+            raise ValueError("memory= plans from an epoch's batches, which your sampler orders; pass device_rows=")
+        if options.logical_ranks_join and self._has_hooks:
             raise ValueError(
-                "device_memory= plans from the batches of an epoch, which a sampler of yours orders; pass device_rows= instead"
-            )
-        if options.join_logical_ranks and self._has_hooks:
-            raise ValueError(
-                f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform=, or drop join_logical_ranks"
+                f"{type(self).__name__} overrides collate_fn or filter_fn for batches of one logical rank; pass transform=, or leave logical_ranks['join'] out"
             )
         check_ppr(source, options)
         check_cooperation(source, options, self._hosts, self)
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
         check_given(options.cache, source)
-        if options.sample_on == "device":
-            draw_on_device(source.sampler, self.device, self.data, is_given=sampling.neighbor_sampler is not None)
+        if sampling.draws_on_device:
+            check_device(self.device)
+            draw_on_device(source.sampler, self.device, self.data)
         if options.pad is not None:
             check_padding(options.pad, self.data, source, getattr(self, "custom_cls", None))
         if options.pad_static and self.pin_memory:
@@ -197,33 +191,32 @@ class BatchLoader(PlannedLoader):
         source, options, partitioned = prepared.source, prepared.options, isinstance(self.data, PartitionedGraph)
         self._seeds_by_part = seeds_by_part(everyone)
         shares = Shares(
-            source, self._seeds_by_part, self._mean_batch_size(prepared), self._shuffle, self.drop_last, self.uneven, options.join_logical_ranks,
+            source, self._seeds_by_part, self._mean_batch_size(prepared), self._shuffle, self.drop_last, self.uneven, options.logical_ranks_join,
             alone=options.share is not None, num_given=options.cooperate_batches,
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
         if not self._orders_itself:
             order = GivenOrder(self.batch_sampler, source.seeds.number, order)  # type: ignore[arg-type]
-        epochs = Epochs(self.seed, prepared.placement, order, options.draw_block)
+        epochs = Epochs(self.seed, prepared.placement, order, options.shared_draws_block)
         adopts = partitioned and options.logical_ranks is None
-        return Bookmark(epochs, shares, partitioned, options.join_logical_ranks, adopts, prepared.facts.seed_is_given)
+        return Bookmark(epochs, shares, partitioned, options.logical_ranks_join, adopts, prepared.facts.seed_is_given)
 
     def _make_basis(self, comm: Comm, prepared: _Prepared) -> Basis:
         source, options = prepared.source, prepared.options
         return Basis(
             comm, source, self._bookmark.epochs, self.device, self._mean_batch_size(prepared), self._hosts,
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
-            pin_memory=bool(self.pin_memory), zero_copy=options.zero_copy, marks_sizes=options.pad is None,
-            repeats=getattr(source.sampler, "disjoint", False) or options.join_logical_ranks,
+            pin_memory=bool(self.pin_memory), zero_copy=options.device_rows_zero_copy, marks_sizes=options.pad is None,
+            repeats=getattr(source.sampler, "disjoint", False) or options.logical_ranks_join,
             transform_sampler_output=options.transform_sampler_output,
         )  # fmt: skip
 
     def _mean_batch_size(self, prepared: _Prepared) -> int:
-        """Returns the mean number of seeds per batch."""
         number, placement = prepared.source.seeds.number, prepared.placement
         return seeds_per_batch(self, prepared.options, number, placement, self._hosts)
 
     def _settings(self) -> dict[str, Any]:
-        """Returns the arguments that batches depend on, besides those of ``options`` and the sampler, in the order in which ranks compare them."""
+        """Returns the arguments that change batches, besides ``options`` and the sampler, for ranks to compare."""
         same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size")}
         return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last), "uneven": self.uneven}
 
@@ -231,7 +224,9 @@ class BatchLoader(PlannedLoader):
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
         """Opens a partitioned graph, with the seeds from ``make_seeds(connected, sampler)``."""
-        placement = placement_of(self.data, comm, self.logical_ranks, self._hosts, self.cooperate is not None)
+        placement = placement_of(
+            self.data, comm, self._given_options.logical_ranks, self._hosts, self.cooperate is not None
+        )
         messages = [*messages, *(message for way in self._own_ways for message in way.messages)]
         connected = connect_part(self.data, comm, placement, messages)
         sampler = sampling.sampler_of_part(connected.held)
@@ -241,14 +236,14 @@ class BatchLoader(PlannedLoader):
     # Differences between loaders of vertices and of edges.
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        """Opens the data that batches are drawn from."""
+        """Opens the data, with the seeds and the sampler that this loader draws from it."""
         raise NotImplementedError
 
     def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:
         return facts
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Changes this rank's seeds where they depend on those of other ranks. ``everyone`` has the facts of every rank."""
+        """Changes this rank's seeds where they depend on the facts of all ranks, ``everyone``."""
 
     def _fingerprint_of_seeds(self) -> Mapping[str, Any]:
         return {}
@@ -298,7 +293,7 @@ class BatchLoader(PlannedLoader):
         return self.engine.basis.source.seeds.inputs
 
     def _overrides(self, name: str) -> bool:
-        """Returns True if a subclass, or this object, has its own ``collate_fn`` or ``filter_fn``."""
+        """Returns True if a subclass or this object overrides ``name``, one of PyG's hooks."""
         return name in self.__dict__ or getattr(type(self), name) is not getattr(BatchLoader, name)
 
     @property
@@ -320,7 +315,7 @@ class BatchLoader(PlannedLoader):
             )
 
     def _through_hooks(self, index: Any, keys: BatchKeys) -> Any:
-        """Makes a batch with ``collate_fn`` and ``filter_fn``, at least one of which is overridden."""
+        """Makes a batch through ``collate_fn`` or ``filter_fn`` of the user. The stages do not call them."""
         token = _batch_keys.set(keys)
         try:
             out = self.collate_fn(index.tolist() if isinstance(index, Tensor) else index)

@@ -24,20 +24,23 @@ Sizes = dict[Any, int]
 
 @dataclass(frozen=True)
 class Classes:
-    """Sizes that batches are padded to, smallest first. Each class is at least as large as the one before, in every type."""
+    """Sizes that batches are padded to, smallest first. Each is at least as large as the one before, in every type."""
 
     sizes: Sequence[Sizes]
 
     @classmethod
     def of(cls, trial: Iterable[Sizes], types: Iterable[Any]) -> Classes:
-        """Makes the classes from the sizes of some batches, in which a type may be missing; ``types`` lists all."""
+        """Makes the classes from the sizes of trial batches. ``types`` lists all types, because a batch may lack some."""
         batches = list(trial)
         seen = {type_: sorted(sizes.get(type_, 0) for sizes in batches) or [0] for type_ in types}
         median = {type_: rounded_up(sizes[len(sizes) // 2]) for type_, sizes in seen.items()}
         return cls([median, {type_: rounded_up(sizes[-1]) for type_, sizes in seen.items()}])
 
     def fitting(self, sizes: Sizes) -> Sizes:
-        """Returns the smallest class that holds ``sizes``."""
+        """Returns the sizes to which a batch of ``sizes`` is padded.
+
+        These are the smallest class that holds the batch. Beyond the largest class, they are that class times powers of 1.25.
+        """
         for of_class in self.sizes:
             if _fits(sizes, of_class):
                 return of_class
@@ -49,7 +52,7 @@ class Classes:
 
 
 def rounded_up(size: int) -> int:
-    """Rounds a size up to a grid with :data:`_STEPS` steps from a power of two to the next (which adds at most 3 %), and to at least :data:`_STEPS`."""
+    """Rounds a size up to at least :data:`_STEPS`, in that many steps per power of two, which adds at most 3 %."""
     step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
     return max(_STEPS, -(-size // step) * step)
 
@@ -69,6 +72,6 @@ def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
 
 
 def types_of(data: Any) -> list[Any]:
-    """Returns the types of vertices and of edges."""
+    """Returns the types of vertices and of edges in PyG's data or in a partitioned graph."""
     typed = isinstance(data, HeteroData) or getattr(data, "is_hetero", False)
     return [*data.node_types, *data.edge_types] if typed else [None, EDGES]

@@ -13,7 +13,7 @@ from salientpp.engine.state import Point, Position, Reached, Resume, check_state
 
 @dataclass(eq=False)
 class Bookmark:
-    """Position of one loader."""
+    """Position of one loader, from which ``state_dict()`` is made and the next epoch begins."""
 
     epochs: Epochs  # shared with the engine; loading a state changes them
     shares: Shares
@@ -37,16 +37,17 @@ class Bookmark:
 
     @property
     def point(self) -> Point:
-        """The point at which the next epoch starts, without its tick."""
+        """The point at which the next epoch starts. Its ``start`` is 0 until the ranks have agreed on one."""
         return Point.at(0, self.epochs.draws(self.epoch), self.resume)
 
     def copy(self, epochs: Epochs) -> Bookmark:
-        """Returns the same position, for a copy of the loader."""
+        """Returns a bookmark at the same position for a copy of the loader."""
         return replace(self, epochs=epochs, reached=self.reached and replace(self.reached))
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
-        """Four values that a state stores too: number of logical ranks, number of ranks, this rank, and True if batches are joined.
+        """Number of logical ranks, number of ranks, this rank, and whether batches are joined. A saved state has the
+        same four values.
 
         Hosts whose ranks cooperate count as one rank each.
         """
@@ -54,7 +55,7 @@ class Bookmark:
         return placement.num_logical_ranks, placement.num_visitors, placement.visitor, self.joined
 
     def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
-        """Returns the position as plain values."""
+        """Returns the position as numbers, texts and dictionaries, which JSON and ``torch.save`` can store."""
         order, reached = self.epochs.order, self.reached
         epoch, resume = self.epoch, self.resume or Resume(0, 0)
         if reached is not None and not reached.ended:

@@ -31,7 +31,7 @@ def check_alpha(name: str, value: Any) -> float | int:
     num_bytes = as_amount(value)
     if num_bytes is None:
         raise ValueError(
-            f"{name} must be >= 0 (α, cached rows per part over N / K), or bytes such as '2GiB', got {value!r}"
+            f"{name} must be >= 0 (a number α, which caches α N / K rows, or an amount of memory such as '2GiB'), got {value!r}"
         )
     return num_bytes
 
@@ -49,7 +49,7 @@ def check_dtype(name: str, value: Any) -> torch.dtype | None:
 
 
 def one_of(expected: str, *words: str) -> Check:
-    """Returns a check that accepts None and these words; ``expected`` describes them in the error."""
+    """Returns a check that accepts None and the words that ``expected`` maps to their meanings in the error."""
 
     def check(name: str, value: Any) -> Any:
         if value is not None and (not isinstance(value, str) or value not in words):
@@ -57,12 +57,6 @@ def one_of(expected: str, *words: str) -> Check:
         return value
 
     return check
-
-
-def check_sample_on(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in ("host", "device"):
-        raise ValueError(f"{name} must be 'host' or 'device' (where neighbours are drawn), got {value!r}")
-    return value
 
 
 def check_sigma(name: str, value: Any) -> float:
@@ -79,6 +73,8 @@ def check_seed(name: str, value: Any) -> int | None:
 
 
 def check_ways(name: str, value: Any) -> Sequence[Way]:
+    if not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list of objects of salientpp.engine.way.Way, got {type(value).__name__}")
     wrong = next((way for way in value if not isinstance(way, Way)), None)
     if wrong is not None:
         raise TypeError(f"{name} must contain objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
@@ -112,8 +108,8 @@ def check_machines(name: str, value: Any) -> Machines | None:
 def check_allow(name: str, value: Any) -> tuple[str, ...]:
     words = ", ".join(map(repr, ALLOWED))
     if isinstance(value, str) or not isinstance(value, (Sequence, set, frozenset)):
-        raise TypeError(f"{name} must be a list of names of ways ({words}), got {value!r}")
+        raise TypeError(f"{name} must be a list of methods ({words}), got {value!r}")
     wrong = [each for each in value if each not in ALLOWED]
     if wrong:
-        raise ValueError(f"{name} may contain {words} (ways that change batches), got {wrong[0]!r}")
+        raise ValueError(f"{name} may contain {words} (methods that change batches), got {wrong[0]!r}")
     return tuple(each for each in ALLOWED if each in value)

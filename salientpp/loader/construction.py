@@ -25,7 +25,6 @@ from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.read_ahead import ReadAhead
 from salientpp.ways.sums.way import SumsOfRows
-from salientpp.ways.topology_cache import TopologyCache
 
 Out = TypeVar("Out")
 
@@ -95,7 +94,7 @@ def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
 
 
 def free_working_memory(data: Any) -> None:
-    """Frees what ways have computed in order to choose their copies, after a loader of ``data`` has been made."""
+    """Frees values that were only needed to choose copies, once a loader of ``data`` has been made."""
     if isinstance(data, PartitionedGraph):
         if data.topology == "whole" and not data.is_hetero:
             data.graph.forget_transpose()  # as large as the topology
@@ -103,22 +102,20 @@ def free_working_memory(data: Any) -> None:
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
-    """Returns the ways that these options ask for, in the order in which they act."""
+    """Returns the methods that these options turn on, such as the cache, in the order in which they act."""
     ways: list[Way] = []
     if options.read_ahead:  # first, because the other ways read rows too
         ways.append(ReadAhead(options.read_ahead))
-    if options.topology_cache:
-        ways.append(TopologyCache(options.topology_cache))
     if options.device_rows:
         ways.append(DeviceRows(options.device_rows))
     if options.cache is not None:
         ways.append(GivenCache(options.cache))
     # One rank is enough, because fetching is collective.
     if options.replication_factor or any(facts.fills_cache for facts in everyone):
-        how = options.replication_factor, options.policy, options.device_cache
+        how = options.replication_factor, options.policy, options.device_rows_cache
         ways.append(Lookahead(options.lookahead, *how) if options.lookahead else Cache(*how))
     if options.partial_aggregation is not None:
-        ways.append(SumsOfRows(options.partial_aggregation, options.partial_weight))
+        ways.append(SumsOfRows(options.partial_aggregation, options.partial_aggregation_weight))
     return [*ways, *options.own_ways]
 
 
@@ -130,7 +127,7 @@ def facts_of(
     ranks_by_host: Sequence[int],
     generator: torch.Generator | None = None,
 ) -> Facts:
-    """Returns the facts that a rank tells the others.
+    """Returns the facts about this rank's loader that all ranks compare before they make it.
 
     Args:
         seeds: from :func:`salientpp.engine.shares.seeds_of_parts`.
@@ -159,7 +156,9 @@ def facts_of(
             **dict.fromkeys(options.facts(of_host=True)),  # the same names on all ranks
             **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None or options.is_planned),
             # The ranks plan together, so options that each rank may choose otherwise are compared.
-            "device_rows and device_cache": [options.device_rows, options.device_cache] if options.is_planned else None,
+            "device_rows and its cache": [options.device_rows, options.device_rows_cache]
+            if options.is_planned
+            else None,
             # The ranks compute together which rows are needed most, if other ranks hold some of the lists.
             "device_rows": None if source.rounds_topology is None else bool(options.device_rows),
             "columns": [

@@ -28,8 +28,8 @@ def check_cooperation(
         return
     sampler = source.sampler
     why = _why_whole(source, sampler)
-    if "sums" in options.allow:
-        why = "allow=('sums',) permits a plan to send sums instead of rows; leave 'sums' out"
+    if "sums" in options.memory_allow:
+        why = "memory['allow']=('sums',) permits a plan to send sums instead of rows; leave 'sums' out"
     if why is not None:
         raise ValueError(
             f"cooperate={options.cooperate!r} divides the vertices and edges of each batch among the ranks of a host, but {why}"
@@ -43,7 +43,7 @@ def check_cooperation(
 
 
 def _why_whole(source: BatchSource, sampler: Any) -> str | None:
-    """Returns the reason why batches cannot be divided, with an advice; None if they can."""
+    """Returns the reason why batches cannot be divided, and what the user can do; None if they can be divided."""
     if source.rounds_topology is not None:
         return "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'"
     if not isinstance(source.seeds.inputs, NodeSamplerInput) or source.seeds.inputs.input_type is not None:

@@ -1,4 +1,4 @@
-"""The option ``sample_on="device"``: checks that a device can draw a loader's batches, and lets it draw them."""
+"""The argument ``neighbor_sampler="device"``: checks that a device can draw a loader's batches, and lets it draw them."""
 
 from __future__ import annotations
 
@@ -22,42 +22,39 @@ def check_device(device: torch.device) -> None:
         return
     if device.type == "cpu":
         raise ValueError(
-            "sample_on='device' needs a device other than the CPU, got device='cpu'; pass device='cuda', or leave sample_on out"
+            "neighbor_sampler='device' needs a device other than the CPU, got device='cpu'; pass device='cuda', or leave neighbor_sampler out"
         )
     if not has_triton():
         raise ValueError(
-            "sample_on='device' needs Triton, which is not installed; `pip install triton`, or leave sample_on out"
+            "neighbor_sampler='device' needs Triton, which is not installed; `pip install triton`, or leave neighbor_sampler out"
         )
-    raise ValueError(f"sample_on='device' needs a CUDA device, got {str(device)!r}; leave sample_on out")
+    raise ValueError(f"neighbor_sampler='device' needs a CUDA device, got {str(device)!r}; leave neighbor_sampler out")
 
 
-def draw_on_device(sampler: BaseSampler, device: torch.device, data: Any, is_given: bool) -> None:
+def draw_on_device(sampler: BaseSampler, device: torch.device, data: Any) -> None:
     """Copies the sampler's topology to the device, where it draws from then on. Batches stay the same.
 
     Args:
         sampler: the loader's sampler.
         data: the loader's data.
-        is_given: the user passed the sampler.
 
     Raises:
         ValueError: a device cannot draw the sampler's batches.
     """
-    excluded = _excluded(sampler, data, is_given)
+    excluded = _excluded(sampler, data)
     if excluded is not None:
-        raise ValueError(f"sample_on='device' excludes {excluded}; leave one of them out")
-    assert isinstance(sampler, NeighborSampler)  # only a user can pass another one
+        raise ValueError(f"neighbor_sampler='device' excludes {excluded}; leave one of them out")
+    assert isinstance(sampler, NeighborSampler)  # the loader has made it
     check_device_fanouts(sampler.fanouts[0])
     sampler.topology = DeviceTopology(sampler.topology.graph, device)  # type: ignore[arg-type]  # a single type has a Graph
 
 
-def _excluded(sampler: Any, data: Any, is_given: bool) -> str | None:
-    """Returns what a device does not draw, with the reason, or None."""
-    if is_given:
-        return "neighbor_sampler=: a given sampler decides where it draws"
+def _excluded(sampler: Any, data: Any) -> str | None:
+    """Returns the argument that keeps this loader from drawing on a device, with the reason; None if nothing does."""
     if is_remote(data):
         return "a pair of FeatureStore and GraphStore: the kernels read one array of neighbours"
     if isinstance(sampler.topology, PartTopology):
-        return "a dataset directory with topology='parts': the kernels need all lists, and a rank has those of its part"
+        return "a dataset directory with topology='parts': the kernels need all neighbour lists, and a rank has those of its part"
     if sampler.is_hetero:
         return "data with several node types: the kernels draw from one list per vertex"
     if sampler.topology.has_weights:

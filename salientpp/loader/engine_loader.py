@@ -1,4 +1,4 @@
-"""A loader with the interface of torch's DataLoader over an engine: epochs, saved states and statistics."""
+"""Loader over an engine that looks like torch's ``DataLoader``: epochs, saved states and statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Loader that runs the epochs of an engine. A subclass makes the engine and the bookmark, and says how batches are finished."""
+    """Loader that runs the epochs of an engine. Subclasses make the engine and the bookmark, and finish batches."""
 
     data: Any
     engine: Engine
@@ -42,11 +42,15 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     _orders_itself: bool  # False if a user's sampler orders the seeds
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
-        """Returns a function to apply to every finished batch, and one that makes whole batches instead of the engine's stages."""
+        """Returns two functions, or None for each that this loader does not need.
+
+        The first changes each batch after the last stage, for example pads it. The second makes batches by ``collate_fn``
+        and ``filter_fn`` of a user's subclass instead of the stages.
+        """
         return None, None
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
-        """Returns the plain values that batches depend on, besides the order of a user's sampler."""
+        """Returns the values by which a saved state recognises its loader, apart from the order of a user's sampler."""
         raise NotImplementedError
 
     # --- iteration ----------------------------------------------------------------------------------------
@@ -114,12 +118,9 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return run
 
     def _continues(self) -> bool:
-        """Returns True if the next epoch continues from a loaded state. All ranks then do, and call this method together.
+        """Returns True if the next epoch continues from a loaded state. All ranks call this method together.
 
-        So the ranks may take further steps together before such an epoch, and no other.
-
-        Raises:
-            Disagreement: only some ranks have loaded a state, or their states do not fit together. Every rank raises it, here or with its first batch.
+        If it is True, the ranks may first do other work together, such as follow the plan of the state.
         """
         comm, place = self.engine.basis.comm, self._bookmark
         if place.resume is not None and comm.size > 1:
@@ -206,12 +207,12 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     @property
     def cooperation(self) -> Cooperation | None:
-        """The ranks that compute each batch together. None: the loader was made without ``cooperate``."""
+        """The ranks that compute each batch together (``cooperate``), or None."""
         return self.engine.basis.cooperation
 
     @property
     def looks_ahead(self) -> bool:
-        """True if this loader has a cache whose rows follow its batches."""
+        """True if the cache of this loader changes its rows from batch to batch (``lookahead``)."""
         way = self.engine.way(Cache)
         return way is not None and way.finds_late
 
@@ -279,7 +280,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return html(Table(["", type(self).__name__], [*self._facts().items()]))
 
     def _facts(self) -> dict[str, str]:
-        """Returns what the loader shows of itself, by name. Nothing is computed or sent, and a loader that is still being made shows nothing."""
+        """Returns the facts that a printed loader shows, by name. It computes and sends nothing."""
         engine = self.__dict__.get("engine")
         if engine is None:
             return {}
@@ -291,7 +292,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         own = getattr(self, "neighbor_sampler", None)
         drawn = (
             f"num_neighbors {source.sampler.num_neighbors.values}"
-            if own is None
+            if own is None or isinstance(own, str)  # 'device'
             else f"neighbor_sampler {type(own).__name__}"
         )
         facts["draws"] = drawn

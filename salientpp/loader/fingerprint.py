@@ -22,7 +22,7 @@ _KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.Distribute
 
 
 def order_is_known(loader: torch.utils.data.DataLoader) -> bool:
-    """Returns True if the order of the loader's ``sampler`` can be reproduced."""
+    """Returns True if torch's ``sampler`` of the loader gives the same order again after a restart."""
     return type(loader.batch_sampler) is torch.utils.data.BatchSampler and type(loader.sampler) in _KNOWN_ORDERS
 
 
@@ -63,6 +63,6 @@ def _seeds_digest(source: BatchSource, seeds: SeedsByPart) -> str:
 
 
 def _describe(source: BatchSource, names: Iterable[Any], first: int) -> list[Any]:
-    """Returns the dtype and the shape, from dimension ``first`` on, of the rows of these attributes."""
+    """Returns the dtypes and the shapes of these attributes, with the dimensions from ``first`` on."""
     rows = {name: source.delivered(name if isinstance(name, tuple) else (None, name)) for name in names}
     return [[str(name), str(of_name.dtype), list(of_name.shape[first:])] for name, of_name in rows.items()]

@@ -101,7 +101,7 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
 
 
 def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
-    """Returns turns of one epoch or of several, without those that have fewer seeds, such as the last turn of each logical rank."""
+    """Returns the seeds of full batches of some epochs. Shorter batches, such as the last ones, are left out."""
     found: list[Turn] = []
     num_seeds = 0
     for epoch in count():
@@ -123,12 +123,12 @@ def _positions(turn: Turn) -> Tensor:
 
 
 def _spread(size: int, number: int) -> list[int]:
-    """Returns ``number`` evenly spaced positions in [0, size), with repetitions if there are fewer."""
+    """Returns ``number`` evenly spaced positions in [0, size), some of them repeatedly if ``size`` is smaller."""
     return [i * size // number for i in range(number)]
 
 
 def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tensor:
-    """Returns ``g``, float64 [number of seeds, number of types]."""
+    """Returns ``g`` for each seed and each size, float64 [number of seeds, number of types]."""
     expected = _expected(basis, round(sum(_positions(turn).numel() for turn in turns) / len(turns)))
     inputs = basis.source.seeds.inputs
     if isinstance(inputs, EdgeSamplerInput):
@@ -141,7 +141,7 @@ def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tenso
 
 
 def _expected(basis: Basis, batch_size: int) -> ExpectedSizes:
-    """Returns the expected sizes of batches of this rank's seeds. If other ranks hold some of the lists, the call is collective."""
+    """Returns the formula of this rank's expected sizes. Collective if ranks hold different neighbour lists."""
     source = basis.source
     seeds, sampler = source.seeds, source.sampler
     assert isinstance(sampler, NeighborSampler) and seeds.start is not None  # other loaders are refused before
@@ -150,7 +150,7 @@ def _expected(basis: Basis, batch_size: int) -> ExpectedSizes:
 
 
 def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: int) -> Tensor:
-    """Samples the turns, each with keys of its own, the first with those of number ``first``. Returns their sizes, float64 [turns, types]."""
+    """Samples batches, whose keys have the numbers from ``first``. Returns their sizes, float64 [turns, types]."""
 
     def counted(mfg: Mfg) -> list[int]:
         sizes = sizes_of(mfg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch_geometric.loader
@@ -65,7 +65,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         <options>
         input_id, custom_cls: as in PyG's ``LinkLoader``.
 
-    :class:`~salientpp.NeighborLoader` describes all other arguments. Each batch of a ``draw_block`` has its own negative examples.
+    :class:`~salientpp.NeighborLoader` describes all other arguments. Each batch of a block of ``shared_draws`` has its own negative examples.
 
     Negative examples follow from the seed, like all other draws, so they repeat. As in PyG, they may be edges of the graph. On a
     partitioned graph they are drawn from the vertices of all parts, as one process would draw them. Most of their rows are remote, and
@@ -97,7 +97,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         transform_sampler_output: Callable | None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: BaseSampler | None = None,
+        neighbor_sampler: BaseSampler | Literal["device"] | None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch_geometric.loader
@@ -53,7 +53,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         transform_sampler_output: function that is called with every ``SamplerOutput`` in the sampling thread, and returns the one to use.
         filter_per_worker: only for direct calls of ``collate_fn``: if False, the caller applies ``filter_fn``. Attributes are always
             gathered outside the caller's thread.
-        neighbor_sampler: a PyG ``BaseSampler`` to draw with; the arguments that say how to draw are then ignored.
+        neighbor_sampler: a PyG ``BaseSampler`` to draw with; the arguments that say how to draw are then ignored. 'device': the
+            loader's sampler draws by kernels on ``device``, and batches stay the same.
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, with two exceptions. Workers are threads that sample ahead (0: the caller's
             thread samples), and ``generator`` only seeds the loader.
@@ -83,7 +84,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         transform_sampler_output: Callable | None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: BaseSampler | None = None,
+        neighbor_sampler: BaseSampler | Literal["device"] | None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,
@@ -112,8 +113,9 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
             )
         if isinstance(data, PartitionedGraph):
-            reduction = "mean" if "sums" in self.allow else self.partial_aggregation
-            messages = messages_of(reduction, self.partial_weight)
+            given_options = self._given_options
+            reduction = "mean" if "sums" in given_options.memory_allow else given_options.partial_aggregation
+            messages = messages_of(reduction, given_options.partial_aggregation_weight)
             return self._open_partition(
                 comm, sampling, lambda part, sampler: vertices_of_part(part, sampler, *given), messages
             )

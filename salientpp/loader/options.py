@@ -20,7 +20,6 @@ from salientpp.loader.checks import (
     check_dtype,
     check_machines,
     check_policy_option,
-    check_sample_on,
     check_seed,
     check_sigma,
     check_ways,
@@ -69,30 +68,125 @@ class PadEntries(TypedDict, total=False):
     ]
 
 
-class Start(TypedDict, total=False):
-    """Start here."""
+class MemoryEntries(TypedDict, total=False):
+    """Entries of `memory`."""
 
-    memory: Annotated[
-        int | str | None,
-        Option(
-            default=None,
-            check=budget("a host's memory"),
-            agree="yes",
-            help="On a partitioned graph: [bytes](#amounts-of-memory) of a host's memory for copies of rows and lists. The loader then chooses cache, "
-            "lookahead, sums and copies of lists itself, so that an epoch takes the least time, see [memory "
-            "budget](../how-to/plan.md#one-memory-budget). The ranks of a "
-            "host share the bytes. The rank's own rows, the topology and the batches in flight are not part of them. Options that you give are not chosen",
-        ),
-    ]
+    host: int | str | None
 
-    device_memory: Annotated[
+    device: Annotated[
         int | str | None,
         Option(
             default=None,
             check=budget("the device's memory"),
             agree="yes",
-            help="[Bytes](#amounts-of-memory) of the rank's `device` for copies of rows. The loader then chooses `device_rows` and `device_cache` itself. "
+            help="[Bytes](#amounts-of-memory) of the rank's `device` for copies of rows. The loader then chooses `device_rows` itself. "
             "Needs a `device` other than the CPU",
+        ),
+    ]
+
+    machines: Annotated[
+        str | Path | Machines | None,
+        Option(
+            default=None,
+            check=check_machines,
+            agree="yes",
+            plain=lambda machines: None if machines is None else machines.to_dict(),
+            help="Constants of the machines, as the path of a file that [`salientpp calibrate`](cli.md#calibrate) wrote, or "
+            "as a `Machines`. `None`: a few constants are measured when the loader is made",
+        ),
+    ]
+
+    allow: Annotated[
+        Sequence[str],
+        Option(
+            default=(),
+            check=check_allow,
+            agree="yes",
+            plain=list,
+            help="With `\"host\"`: ways that change batches, and that the loader may still choose. `'sums'`: `partial_aggregation='mean'`; the model then "
+            "needs `salientpp.nn.merge_partial`",
+        ),
+    ]
+
+
+class DeviceRowEntries(TypedDict, total=False):
+    """Entries of `device_rows`."""
+
+    part: float | int | str
+
+    cache: Annotated[
+        float | int | str,
+        Option(
+            default=0.0,
+            check=amount("the cached rows"),
+            help="Amount of this loader's own cache of which `device` keeps a copy, the rows with the highest scores first: a fraction in [0, 1], or "
+            "[bytes](#amounts-of-memory)",
+        ),
+    ]
+
+    zero_copy: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            help="On a CUDA device: keep the host's rows in pinned memory and let the device read them there, see [GPU](../how-to/gpu.md). No "
+            "effect on the CPU",
+        ),
+    ]
+
+
+class LogicalRankEntries(TypedDict, total=False):
+    """Entries of `logical_ranks`."""
+
+    number: int | None
+
+    join: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            agree="yes",
+            help="Join the batches that a rank has in a round into one batch: their message-flow graphs side by side, hop by hop. Each remote row "
+            "is fetched once",
+        ),
+    ]
+
+
+class DrawEntries(TypedDict, total=False):
+    """Entries of `shared_draws`."""
+
+    vertices: SharedDraws
+
+    block: Annotated[
+        int,
+        Option(
+            default=1,
+            check=integer("batches that draw alike", 1),
+            agree="yes",
+            identifies=True,
+            help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
+            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
+            "`neighbor_sampler` other than `NeighborSampler`",
+        ),
+    ]
+
+
+class Start(TypedDict, total=False):
+    """Start here."""
+
+    memory: Annotated[
+        int | str | MemoryEntries | None,
+        Option(
+            default=None,
+            check=budget("a host's memory"),
+            entries=MemoryEntries,
+            main="host",
+            agree="yes",
+            help="On a partitioned graph: [bytes](#amounts-of-memory) of a host's memory for copies of rows. The loader then chooses cache, "
+            "lookahead and sums itself, so that an epoch takes the least time, see [memory "
+            "budget](../how-to/plan.md#one-memory-budget). The ranks of a "
+            "host share the bytes. The rank's own rows, the topology and the batches in flight are not part of them. Options that you give are not chosen. "
+            'A mapping has more settings of the plan: `memory={"host": "8GiB", "device": "2GiB"}`. Its entry `"device"` also plans for a `Data`',
         ),
     ]
 
@@ -133,7 +227,7 @@ class Start(TypedDict, total=False):
 
 
 class Planned(TypedDict, total=False):
-    """Chosen by the plan that `memory` or `device_memory` makes, unless you give them."""
+    """Chosen by the plan that `memory` makes, unless you give them."""
 
     replication_factor: Annotated[
         float | str,
@@ -160,66 +254,23 @@ class Planned(TypedDict, total=False):
         ),
     ]
 
-    topology_cache: Annotated[
-        int | str,
-        Option(
-            default=0,
-            check=num_bytes,
-            agree="yes",
-            help="On a partitioned graph whose topology is stored in parts: [bytes](#amounts-of-memory) per host for copies of neighbour lists of other parts, "
-            "those that batches are most likely to read. Batches stay the same, and ranks ask each other for fewer lists. The ranks of a host share the "
-            "copies. No effect if one host serves all parts",
-        ),
-    ]
-
     device_rows: Annotated[
-        float | int | str,
+        float | int | str | DeviceRowEntries,
         Option(
             default=0.0,
             check=amount("the part's rows"),
+            entries=DeviceRowEntries,
+            main="part",
+            implied=0.0,
             help="Amount of the part's rows of which `device` keeps a copy, the most needed ones first: a fraction β in [0, 1] of each vertex type, or "
             "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` other than `NeighborSampler`. Over a topology in parts, "
-            "all ranks give it or none does",
-        ),
-    ]
-
-    device_cache: Annotated[
-        float | int | str,
-        Option(
-            default=0.0,
-            check=amount("the cached rows"),
-            help="Amount of this loader's own cache of which `device` keeps a copy, the rows with the highest scores first: a fraction in [0, 1], or "
-            "[bytes](#amounts-of-memory)",
+            'all ranks give it or none does. A mapping says more of the device\'s rows: `device_rows={"part": 0.3, "cache": "1GiB"}`',
         ),
     ]
 
 
 class Tuning(TypedDict, total=False):
-    """Settings of the plan and the cache."""
-
-    machines: Annotated[
-        str | Path | Machines | None,
-        Option(
-            default=None,
-            check=check_machines,
-            agree="yes",
-            plain=lambda machines: None if machines is None else machines.to_dict(),
-            help="With `memory` or `device_memory`: constants of the machines, as the path of a file that [`salientpp calibrate`](cli.md#calibrate) wrote, or "
-            "as a `Machines`. `None`: a few constants are measured when the loader is made",
-        ),
-    ]
-
-    allow: Annotated[
-        Sequence[str],
-        Option(
-            default=(),
-            check=check_allow,
-            agree="yes",
-            plain=list,
-            help="With `memory`: ways that change batches, and that the loader may still choose. `'sums'`: `partial_aggregation='mean'`; the model then "
-            "needs `salientpp.nn.merge_partial`",
-        ),
-    ]
+    """Settings of the cache."""
 
     policy: Annotated[
         Policy,
@@ -269,24 +320,16 @@ class Ranks(TypedDict, total=False):
     ]
 
     logical_ranks: Annotated[
-        int | None,
+        int | LogicalRankEntries | None,
         Option(
             default=None,
             check=integer("number of logical ranks", 1, none=True),
+            entries=LogicalRankEntries,
+            main="number",
             agree="yes",
             help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
-            "of ranks up to this number gives the same batches. `None`: the number of ranks",
-        ),
-    ]
-
-    join_logical_ranks: Annotated[
-        bool,
-        Option(
-            default=False,
-            check=flag,
-            agree="yes",
-            help="Join the batches that a rank has in a round into one batch: their message-flow graphs side by side, hop by hop. Each remote row "
-            "is fetched once",
+            "of ranks up to this number gives the same batches. `None`: the number of ranks. A mapping also joins batches: "
+            '`logical_ranks={"number": 8, "join": True}`',
         ),
     ]
 
@@ -368,7 +411,7 @@ class Rows(TypedDict, total=False):
             agree="yes",
             help="[Bytes](#amounts-of-memory) of a buffer for rows that the next batches need, read from memory-mapped files for several batches at once, in "
             "file order, see [features larger than memory](../how-to/large-graphs.md#features-larger-than-memory). Each rank has its own buffer. Batches stay "
-            "the same. 0: rows are read through the memory map. Refused if no rows are in mapped files, and with `zero_copy`",
+            'the same. 0: rows are read through the memory map. Refused if no rows are in mapped files, and with `device_rows={"zero_copy": True}`',
         ),
     ]
 
@@ -399,53 +442,22 @@ class Devices(TypedDict, total=False):
         ),
     ]
 
-    sample_on: Annotated[
-        Literal["host", "device"],
-        Option(
-            default="host",
-            check=check_sample_on,
-            help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
-            "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
-        ),
-    ]
-
-    zero_copy: Annotated[
-        bool,
-        Option(
-            default=False,
-            check=flag,
-            help="On a CUDA device: keep the host's rows in pinned memory and let the device read them there, see [GPU](../how-to/gpu.md). No "
-            "effect on the CPU",
-        ),
-    ]
-
 
 class Research(TypedDict, total=False):
     """Research."""
 
     shared_draws: Annotated[
-        SharedDraws,
+        SharedDraws | DrawEntries,
         Option(
             default=None,
+            entries=DrawEntries,
+            main="vertices",
             agree="yes",
             identifies=True,
             plain=None,
             help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so the batch has fewer vertices, see [shared "
             "draws](../explanation/traffic.md#draws-that-agree). `None`: each vertex draws independently. Refused with `replace` and "
-            "`weight_attr`. `NeighborSampler` takes it too",
-        ),
-    ]
-
-    draw_block: Annotated[
-        int,
-        Option(
-            default=1,
-            check=integer("batches that draw alike", 1),
-            agree="yes",
-            identifies=True,
-            help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
-            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
-            "`neighbor_sampler` other than `NeighborSampler`",
+            '`weight_attr`. A mapping also joins batches: `shared_draws={"vertices": "batch", "block": 16}`. `NeighborSampler` takes the plain form too',
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Batches in the order of a user's sampler."""
+"""Order of batches that a user's sampler decides."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from salientpp.processes import lazy
 
 
 class PaddedLoader(EngineLoader):
-    """Loader that finishes batches: it pads them, and calls the user's ``transform``. ``pad`` and its entries are its options."""
+    """Loader that pads its batches and calls the user's ``transform`` on them. ``pad`` and its entries are its options."""
 
     _given_options: Options
     transform: Callable[[Any], Any] | None
@@ -59,14 +59,14 @@ class PaddedLoader(EngineLoader):
 
     @lazy
     def _bytes_of_fixed(self) -> tuple[int, int]:
-        """Bytes of a padded batch, and of such a batch and its inputs on the way to the caller."""
+        """Bytes of a padded batch, and of such a batch with the inputs that it is made from."""
         epochs = self._bookmark.epochs
         turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
         return padded_bytes(self._padding, self.engine.producer, turns[0] if turns else None)
 
     @property
     def _draws_together(self) -> bool:
-        """True if other ranks hold some of the lists."""
+        """True if all ranks must draw a batch together, because they hold neighbour lists for each other."""
         return self.engine.basis.source.rounds_topology is not None
 
     def _pad_together(self) -> None:

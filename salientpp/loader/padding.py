@@ -3,7 +3,7 @@
 docs/reference/batch.md describes a padded batch. Padding vertices follow the real ones, at least one of each type. Padding edges join only padding
 vertices, in the order of their targets. So no message from padding reaches a real vertex, and real degrees are unchanged.
 
-The sizes are chosen just before the first batch is delivered. For 'bucket', :data:`TRIAL` batches of the loader's seeds are drawn with keys of their own. For
+The sizes are chosen just before the first batch is delivered. For 'bucket', :data:`TRIAL` trial batches are drawn, whose keys no batch of an epoch has. For
 'fixed', there is one size, from :mod:`salientpp.loader.forecast`.
 """
 
@@ -52,7 +52,7 @@ class Padding:
 
     Attributes:
         data: the data as given to the loader.
-        draws: the numbers by which the sizes were chosen. A loaded state may change them.
+        draws: the seed and epoch of the trial that gave the sizes. A loaded state may have another seed.
         static: the tensors that hold every batch. None: every batch gets tensors of its own.
         num_padded, num_overflows: number of batches padded, and of those that were larger than the largest size chosen in advance.
     """
@@ -133,7 +133,7 @@ class Padding:
             store.num_nodes = size
 
     def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
-        """Returns the names of the batch's attributes that are in ``names``, or have an entry per vertex (``kind`` 'node') or edge ('edge') of the data."""
+        """Returns the batch's attributes to pad for ``kind``, 'node' or 'edge', and those in ``names``."""
         if isinstance(self.data, (Data, HeteroData)):
             whole = self.data._store if store._key is None else self.data[store._key]
             names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}
@@ -177,7 +177,7 @@ class Padding:
     def _empty(
         self, store: BaseStorage, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Returns the tensor to write an attribute to. Its contents are arbitrary."""
+        """Returns a tensor with arbitrary contents, to which the padded attribute is written."""
         if self.static is not None:
             return self.static.tensor(store._key, name, shape, dtype, device)
         if device.type == "cpu":
@@ -209,7 +209,7 @@ def _fixed_size(size: float) -> int:
 
 
 def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
-    """Returns size classes from a trial of some turns of an epoch. They depend only on the seed and the data."""
+    """Returns size classes from trial batches of an epoch. They depend only on the seed and the data."""
     turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     trial = (basis.epochs.pieces(TRIAL_EPOCH, turn, number) for number, turn in enumerate(chosen))
@@ -217,10 +217,12 @@ def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
 
 
 def padded_bytes(padding: Padding, producer: Producer, turn: Turn | None) -> tuple[int, int]:
-    """Returns the bytes of a padded batch, and the bytes that such a batch and its inputs take on the way to the caller.
+    """Returns the bytes of a padded batch, and the bytes that such a batch and its inputs take on the way to the
+    caller.
 
     Args:
-        turn: any turn. The batch is made of its sample, with arbitrary values as rows of the vertices. None: this rank has no batches.
+        turn: the seeds of any batch of an epoch. Their sample is drawn, and rows have arbitrary values. None: this rank
+            has no batches.
     """
     basis, builder, fetch, source = producer.basis, producer.builder, producer.fetch, producer.basis.source
     pieces = [] if turn is None else basis.epochs.pieces(TRIAL_EPOCH, turn, 0)

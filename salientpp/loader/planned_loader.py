@@ -1,8 +1,9 @@
-"""A loader that chooses its ways within a memory budget, if ``memory`` or ``device_memory`` is given."""
+"""Loader that chooses its caches and other methods within a memory budget, if ``memory`` is given."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class PlannedLoader(PaddedLoader):
                 return planning, Engine(basis, planning.ways)
 
         self._planning, self.engine = reported(basis.comm, plan_and_make, "plan its memory")
+        if exceeds := self._planning.plan.exceeds:
+            warnings.warn(
+                f"{exceeds}; pass a larger memory=, or leave the options to the plan", UserWarning, stacklevel=5
+            )
         free_working_memory(self.data)
 
     def plan(self) -> Plan:
@@ -50,7 +55,7 @@ class PlannedLoader(PaddedLoader):
             ValueError: the loader has no memory budget.
         """
         if self._planning is None:
-            raise ValueError("this loader has no plan, because it has no memory budget; pass memory= or device_memory=")
+            raise ValueError("this loader has no plan, because it has no memory budget; pass memory=")
         plan, held = self._planning.plan, self.memory_used()
         expected = 0 if self.engine.producer.is_local else int(self.engine.basis.depth * plan.batch.row_bytes)
         return dataclasses.replace(plan, held={**held, "batches": held["batches"] or expected})
@@ -94,7 +99,7 @@ class PlannedLoader(PaddedLoader):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if self._planning is not None:
-            state["plan"] = (self._planning.loaded or self._planning.plan.chosen.choice).options
+            state["plan"] = (self._planning.loaded or self._planning.plan.chosen.choice).values
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Plan of a loader's memory budget: from the options to the ways, and from a saved state to its plan."""
+"""Plans what a loader's memory budget is used for, and follows the plan of a saved state."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from salientpp.ways.planner.few import measure_few
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import Plan
 from salientpp.ways.sums.check import why_no_sums
-from salientpp.ways.topology_cache import bytes_of_all_lists
 
 
 @dataclass(eq=False)
 class Planning:
-    """The plan that a loader uses, and the plan of a state that it has loaded.
+    """The plan in use, and the plan of a loaded state that the next epoch will follow.
 
     Attributes:
         options: as the user gave them, checked.
@@ -45,25 +44,27 @@ class Planning:
     @classmethod
     def together(cls, data: Any, basis: Basis, options: Options, everyone: Sequence[Facts]) -> Planning:
         """Plans for the ranks that make a loader together. Collective."""
-        machines = options.machines or measure_few(basis)
+        machines = options.memory_machines or measure_few(basis)
         budget = budget_together(data, basis, options)
-        plan = plan_together(basis, budget, machines, options.policy, options.partial_weight, ways_beside(options))
+        plan = plan_together(
+            basis, budget, machines, options.policy, options.partial_aggregation_weight, ways_beside(options)
+        )
         if options.memory is None:
             plan = dataclasses.replace(plan, saves=None)
         return cls(plan, options, everyone)
 
     @property
     def ways(self) -> list[Way]:
-        """The ways of the plan, with those that the user gave."""
+        """The methods of the plan, such as a cache, and those that the user gave, in the order in which they act."""
         return ways_of(self.options.with_choice(self.plan.chosen.choice), self.everyone)
 
     # --- saved states -------------------------------------------------------------------------------------
 
     def read(self, plan: Any) -> Choice | None:
-        """Returns the choice of a saved state. None: the state has no plan, or its copies exceed this loader's budget.
+        """Returns the choices in a saved plan. None: the state has no plan, or its copies exceed this loader's budget.
 
         Raises:
-            ValueError: the plan is damaged, or uses ways that this loader does not allow.
+            ValueError: the plan is damaged, or uses a method that this loader does not allow.
         """
         if plan is None:
             return None
@@ -71,12 +72,12 @@ class Planning:
             choice = dataclasses.replace(Choice.of(plan), **self.options.given_choice)
         except ValueError as error:
             raise ValueError(f"cannot load this state: {error}") from None
-        if choice.sums and "sums" not in self.options.allow and self.options.partial_aggregation is None:
+        if choice.sums and "sums" not in self.options.memory_allow and self.options.partial_aggregation is None:
             raise ValueError(
-                "cannot load this state: its plan uses sums, which change batches; make the loader with allow=('sums',)"
+                "cannot load this state: its plan uses sums, which change batches; make the loader with memory={'host': ..., 'allow': ['sums']}"
             )
-        amounts = choice.cache + choice.lists, choice.device_rows + choice.device_cache
-        budgets = self.options.memory, self.options.device_memory
+        amounts = choice.cache, choice.device_rows + choice.device_cache
+        budgets = self.options.memory, self.options.memory_device
         fits = all(budget is None or amount <= budget for amount, budget in zip(amounts, budgets))
         return choice if fits else None
 
@@ -86,7 +87,7 @@ class Planning:
         Raises:
             RuntimeError: only some ranks have loaded a state with this plan. Every rank raises it.
         """
-        own = None if self.loaded is None else self.loaded.options
+        own = None if self.loaded is None else self.loaded.values
         told = [facts["plan"] for facts in comm.gather_facts({"plan": own}, task="begin an epoch", kind=RuntimeError)]
         for rank, theirs in enumerate(told):
             if theirs != told[0]:
@@ -100,14 +101,11 @@ class Planning:
         return differs
 
     def followed(self, basis: Basis) -> Engine:
-        """Makes an engine by the plan of the loaded state. Collective."""
+        """Makes an engine that follows the plan of the loaded state. Collective."""
         assert self.loaded is not None  # follows_another has returned True
         options, plan = self.options, self.plan
-        topology = basis.source.rounds_topology
-        if topology is not None:
-            topology.copied = None
         with basis.remembering():
-            how = plan.machines, options.policy, options.partial_weight, ways_beside(options)
+            how = plan.machines, options.policy, options.partial_aggregation_weight, ways_beside(options)
             (line,), _ = lines_together(basis, [self.loaded], *how)
             others = [each for each in plan.lines if each.choice != line.choice]
             lines = sorted([line, *others], key=lambda each: each.cost.seconds)
@@ -121,12 +119,12 @@ def _shown(plan: Any) -> str:
 
 
 def ways_beside(options: Options) -> list[Way]:
-    """Returns the ways that act before those of a plan. Ways from outside the package are not part of a plan."""
+    """Returns the methods that act before those of a plan. Those from outside the package are not part of a plan."""
     return [] if options.cache is None else [GivenCache(options.cache)]
 
 
 def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
-    """Returns the budget of these options, with the ways that are possible on every rank. Collective."""
+    """Returns the budget of these options, and the methods that are possible on every rank. Collective."""
     source, comm, given = basis.source, basis.comm, options.given_choice
     books = {type_: source.books[type_] for type_ in source.travelling}
     row_bytes = source.row_bytes
@@ -137,11 +135,9 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     looks_ahead = bool(books) and comm.size > 1 and options.policy in PROBABILITIES
     looks_ahead = looks_ahead and not _is_excluded("lookahead", options) and not given.get("sums")
     looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
-    sums = bool(books) and "sums" in options.allow and why_no_sums(data, source) is None
+    sums = bool(books) and "sums" in options.memory_allow and why_no_sums(data, source) is None
     sums = sums and not _is_excluded("partial_aggregation", options)
-    has_lists = options.memory is not None and "lists" not in given
-    all_lists = bytes_of_all_lists(basis) if has_lists else 0
-    own = {"all_rows": all_rows, "all_lists": all_lists, "looks_ahead": looks_ahead, "sums": sums}
+    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums}
     told = comm.gather_facts(own, task="plan its memory")
     looks_ahead, prior = all(facts["looks_ahead"] for facts in told), 0
     if looks_ahead and options.memory and given.get("cache", 1):
@@ -150,10 +146,9 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
         prior = max(of_rank for (of_rank,) in comm.gather_numbers([prior]))
     return Budget(
         memory=options.memory or 0,
-        device_memory=options.device_memory or 0,
+        device_memory=options.memory_device or 0,
         all_rows=max(facts["all_rows"] for facts in told),
         index=index_bytes(books.values()),
-        all_lists=max(facts["all_lists"] for facts in told),
         looks_ahead=looks_ahead,
         prior=prior,
         sums="mean" if all(facts["sums"] for facts in told) else None,
@@ -162,6 +157,6 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
 
 
 def _is_excluded(option: str, options: Options) -> bool:
-    """Returns True if an option that was given excludes this one."""
+    """Returns True if an option that the user gave excludes ``option``."""
     others = [other for one, other in EXCLUDED if one == option] + [one for one, other in EXCLUDED if other == option]
     return any(is_given(getattr(options, other)) for other in others)

@@ -1,39 +1,39 @@
-"""Checks of a loader's options with a :class:`~salientpp.PPRSampler`."""
+"""Checks that the options of a loader suit a :class:`~salientpp.PPRSampler`, whose batches are not random."""
 
 from __future__ import annotations
 
 from torch_geometric.sampler import EdgeSamplerInput
 
 from salientpp.engine.source import BatchSource
-from salientpp.loader.values import Options, is_given
+from salientpp.loader.values import Options, is_given, named
 from salientpp.sampling.ppr import PPRSampler
 
 #: Options that plan by the number of neighbours per hop, which a PPRSampler does not have, or that join batches.
 _EXCLUDED = {
     "pad": "sizes of batches are computed from neighbours per hop",
-    "topology_cache": "the lists to copy are chosen by neighbours per hop",
     "partial_aggregation": "sums need the edges of single hops",
     "memory": "a plan prices draws by neighbours per hop",
-    "device_memory": "a plan prices draws by neighbours per hop",
-    "join_logical_ranks": "the positions in ppr_index count inside one batch",
+    "memory_device": "a plan prices draws by neighbours per hop",
+    "logical_ranks_join": "the positions in ppr_index count inside one batch",
 }
 
 
 def check_ppr(source: BatchSource, options: Options) -> None:
-    """Raises ValueError if the options of a loader with a PPRSampler exclude it."""
+    """Raises ValueError if an option cannot be combined with the loader's PPRSampler."""
     sampler = source.sampler
     if not isinstance(sampler, PPRSampler):
         return
     for name, why in _EXCLUDED.items():
         if is_given(getattr(options, name)):
-            raise ValueError(f"{name}={getattr(options, name)!r} excludes a PPRSampler: {why}; leave {name} out")
+            given = f"{named(name).rstrip('=')}={getattr(options, name)!r}"
+            raise ValueError(f"{given} excludes a PPRSampler: {why}; leave it out")
     if options.policy != "vip":
         raise ValueError(
             f"policy must be 'vip' with a PPRSampler, which knows the exact probability of each vertex, got {options.policy!r}; leave policy out"
         )
-    if options.draw_block != 1:
+    if options.shared_draws_block != 1:
         raise ValueError(
-            f"draw_block={options.draw_block} has no meaning for a PPRSampler, which draws no random numbers; leave draw_block out"
+            f"shared_draws['block']={options.shared_draws_block} has no meaning for a PPRSampler, which draws no random numbers; leave 'block' out"
         )
     if not isinstance(source.seeds.inputs, EdgeSamplerInput):
         return

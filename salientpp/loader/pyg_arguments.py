@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 import torch.utils.data
@@ -14,6 +14,7 @@ from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.arguments import as_integer
+from salientpp.engine.option import Option, entry_meant
 from salientpp.engine.seeds import draws_of, sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.sampling.ppr import PPRSampler
@@ -22,7 +23,7 @@ from salientpp.suggestions import did_you_mean
 
 
 class TorchArguments(TypedDict, total=False):
-    """Arguments of torch's ``DataLoader`` that a loader takes."""
+    """Types of the arguments that a loader shares with torch's ``DataLoader``, for editors and type checkers."""
 
     batch_size: int | None
     shuffle: bool | None
@@ -44,7 +45,7 @@ class TorchArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SamplingOptions:
-    """Arguments that PyG's node and link loaders share about how batches are drawn, and the sampler made from them."""
+    """PyG's arguments that say how batches are drawn. They make the sampler."""
 
     num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
     replace: bool
@@ -55,13 +56,18 @@ class SamplingOptions:
     weight_attr: str | None
     is_sorted: bool
     directed: bool
-    neighbor_sampler: BaseSampler | None
+    neighbor_sampler: BaseSampler | Literal["device"] | None
     shared_draws: SharedDraws = None
     time_window: float | None = None
 
+    @property
+    def draws_on_device(self) -> bool:
+        """True if the loader's own sampler draws on the device."""
+        return isinstance(self.neighbor_sampler, str) and self.neighbor_sampler == "device"
+
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """Returns the given sampler, or one over the topology of a partitioned graph. ``part`` is the view whose part this host holds."""
-        own = self.neighbor_sampler
+        """Returns the user's sampler, or one over a partitioned graph. ``part`` is the view that this host holds."""
+        own = None if self.draws_on_device else self.neighbor_sampler
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
                 "a neighbor_sampler= other than salientpp.NeighborSampler is for data in one process; on a partitioned graph the cache and the "
@@ -81,11 +87,11 @@ class SamplingOptions:
         )
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
-        """Returns the user's sampler, which must have ``method``, or one over ``data``."""
-        own: Any = self.neighbor_sampler
+        """Returns the user's sampler, after a check that it has ``method``, or a new one over ``data``."""
+        own: Any = None if self.draws_on_device else self.neighbor_sampler
         if own is not None and not callable(getattr(own, method, None)):
             raise TypeError(
-                f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(own).__name__}"
+                f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, 'device' or None, got {type(own).__name__}"
             )
         if own is not None:
             return own
@@ -100,7 +106,7 @@ class SamplingOptions:
 
 
 def _for_loader(sampler: NeighborSampler) -> NeighborSampler:
-    """Returns a sampler that draws the same, for one more loader: a copy if a loader changes values of the topology."""
+    """Returns a sampler that draws the same; a copy if the loader changes values of the topology."""
     topology = sampler.topology.for_loader()
     if topology is sampler.topology:
         return sampler
@@ -109,13 +115,14 @@ def _for_loader(sampler: NeighborSampler) -> NeighborSampler:
     return found
 
 
-def check_names(loader: type, kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError for an argument that neither the loader nor torch's ``DataLoader`` has."""
+def check_names(loader: type, kwargs: Mapping[str, Any], declared: Mapping[str, Option]) -> None:
+    """Raises TypeError for an argument that neither the loader nor torch's ``DataLoader`` has. ``declared``: the package's options."""
     known = {*inspect.signature(loader).parameters, *TorchArguments.__annotations__}
     known |= {*inspect.signature(torch.utils.data.DataLoader).parameters}
     for name in kwargs:
         if name not in known:
-            raise TypeError(f"{loader.__name__} has no argument {name!r}{did_you_mean(name, sorted(known))}")
+            meant = entry_meant(name, declared) or did_you_mean(name, sorted(known))
+            raise TypeError(f"{loader.__name__} has no argument {name!r}{meant}")
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:
@@ -132,7 +139,7 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
     """Returns True if the loader orders its seeds itself, False if a user's ``sampler`` or ``batch_sampler`` does.
 
     Raises:
-        ValueError: one is given, but the data is a partitioned graph, or the sampler ends after one epoch.
+        ValueError: the user gave a sampler, but the data is a partitioned graph, or the sampler ends after one epoch.
     """
     name = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
     if name is None:
@@ -146,6 +153,6 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
     given = kwargs[name]
     if isinstance(given, Iterator) and not isinstance(given, Sized):  # Lightning's wrappers are both, and begin again
         raise ValueError(
-            f"{name} must give its items again in each epoch, got a {type(given).__name__}, which gives them once; pass a list or a sampler"
+            f"{name} must give its items in every epoch, got a {type(given).__name__}, which gives them only once; pass a list or a sampler"
         )
     return False

@@ -28,7 +28,7 @@ class OfLoader:
         self.belong_to(loader)
 
     def belong_to(self, loader: Any) -> None:
-        """Sets the loader. A copied loader gets a copy of the sampler, and this copy must refer to the copied loader."""
+        """Connects this stand-in to its loader. The copy in a copied loader must not refer to the original."""
         self._loader = weakref.ref(loader)  # a strong reference would be a cycle
 
     def _living_loader(self) -> Any:
@@ -51,11 +51,11 @@ class OfLoader:
 
 
 class ShuffledSampler(OfLoader, torch.utils.data.RandomSampler):
-    """Sampler of a loader with ``shuffle``."""
+    """Sampler of a shuffling loader. Other libraries check its type."""
 
 
 class OrderedSampler(OfLoader, torch.utils.data.SequentialSampler):
-    """Sampler of a loader without ``shuffle``."""
+    """Sampler of a loader that does not shuffle. Other libraries check its type."""
 
 
 class RanksSampler(OfLoader, torch.utils.data.DistributedSampler):

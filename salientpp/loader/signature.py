@@ -1,4 +1,4 @@
-"""Signature and docstring of the loaders, generated from the declarations of their options."""
+"""Generates the signature and the docstring of the loaders from the declarations of their options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def declare(group: type) -> None:
 
 
 def divided(given: Mapping[str, Any], but: tuple[type, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``given`` into two dictionaries: the package's options of all groups except ``but``, and the remaining arguments, which torch takes."""
+    """Splits ``given`` into the package's options, except groups ``but``, and arguments of torch."""
     names = {name for group in GROUPS if group not in but for name in declared_in(group)}
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}
@@ -99,7 +99,5 @@ def _in_docstring(name: str, option: Option) -> str:
     """Returns an option with the first sentence of its help, which docs/reference/options.md has in full."""
     first = re.sub(r"(, see | \(see )\[[^\]]*\]\([^)]*\)\)?", "", option.help.split(". ")[0])
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first)
-    keys = (
-        "" if option.entries is None else f"; a mapping may have the entries {', '.join(declared_in(option.entries))}"
-    )
+    keys = f"; a mapping may have the entries {', '.join(option.keys)}" if option.keys else ""
     return textwrap.fill(f"{name}: {plain}{keys}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"

@@ -25,7 +25,7 @@ class StaticBuffers:
         self._tensors: dict[_Key, Tensor] = {}
 
     def tensor(self, type_: Any, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns the tensor of an attribute. It has the contents of an earlier batch, or arbitrary ones.
+        """Returns the tensor that holds an attribute, for the caller to overwrite.
 
         Args:
             type_: the vertex or edge type, None in a graph without types.
@@ -46,7 +46,8 @@ class StaticBuffers:
             )
 
     def hold(self, batch: Data | HeteroData, data: Any) -> None:
-        """Moves the other dense tensors of a batch into tensors of this object. Tensors that belong to the user's ``data`` stay, as do sparse tensors.
+        """Moves a batch's other dense tensors into tensors of this object. Sparse ones, and those of the user's
+        ``data``, stay.
 
         Raises:
             ValueError: a tensor needs a gradient.

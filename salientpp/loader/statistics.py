@@ -30,13 +30,13 @@ class LoaderStats:
             and 'cache'.
         padded_batches: batches that were padded (``pad``).
         padding_overflows: padded batches that were larger than the largest size chosen in advance. They got a larger size.
-        expansions_own, expansions_copied, expansions_remote: with a topology in parts, vertices whose neighbour lists were read for this rank's batches.
-            The lists were of the host's own parts, copies (``topology_cache``), or of other ranks. A vertex counts once in each hop and tree that expands it.
-        list_bytes_sent, list_bytes_received: bytes of requests for draws from lists and of answers, in both directions. ``bytes_sent`` and
+        expansions_own, expansions_remote: with a topology in parts, vertices whose neighbour lists were read for this rank's batches. The lists were of
+            the host's own parts, or of other ranks. A vertex counts once in each hop and tree that expands it.
+        list_bytes_sent, list_bytes_received: bytes of requests for draws from other ranks' neighbour lists, and of the answers. ``bytes_sent`` and
             ``bytes_received`` include them.
         bytes_from_files: with ``read_ahead``, bytes of whole pages that were read from files.
-        list_rounds: rounds of batches in which this rank requested lists of other ranks.
-        row_bytes: per vertex type, bytes of a row of all attributes that every sampled vertex gets, as it travels.
+        list_rounds: number of times that a batch made this rank ask others for draws from their neighbour lists.
+        row_bytes: per vertex type, the bytes in which all attributes of a sampled vertex travel.
     """
 
     batches: int
@@ -56,7 +56,6 @@ class LoaderStats:
     padded_batches: int = 0
     padding_overflows: int = 0
     expansions_own: int = 0
-    expansions_copied: int = 0
     expansions_remote: int = 0
     list_bytes_sent: int = 0
     list_bytes_received: int = 0
@@ -75,7 +74,7 @@ class LoaderStats:
         return html(*self._shown())
 
     def _shown(self) -> list[str | Table]:
-        """Returns a line of totals, a table of rows by tier, one of seconds by stage, and lines for what else was counted."""
+        """Returns the text of printed statistics: totals, rows by tier, seconds by stage, and other counts."""
         traffic = f"{format_bytes(self.bytes_sent)} sent, {format_bytes(self.bytes_received)} received"
         first = f"LoaderStats: {self.batches:,} batches, {self.rows:,} rows, {traffic}, {self.seconds_waiting:.3f} s waiting in next()"
         rows = [

@@ -16,7 +16,6 @@ import torch
 
 from salientpp.arguments import as_real
 from salientpp.engine.option import Values
-from salientpp.loader.device_sampling import check_device
 from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
@@ -29,14 +28,14 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
     ("partial_aggregation", "lookahead"): "a cache that looks ahead chooses its rows after the sums are planned",
     ("partial_aggregation", "pad"): "padding would not make the number of sums constant",
     ("partial_aggregation", "transform_sampler_output"): "sampled edges may change after their sums are planned",
-    ("read_ahead", "zero_copy"): "the device would read all rows from pinned memory",
+    ("read_ahead", "device_rows_zero_copy"): "the device would read all rows from pinned memory",
     ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
     ("cooperate", "partial_aggregation"): "the ranks of a host load each row once, and compute with it themselves",
     ("cooperate", "pad"): "the vertices of other ranks are numbered directly after a rank's own",
     ("cooperate", "transform_sampler_output"): "sampled edges may change after they were divided among the ranks",
     (
         "cooperate",
-        "join_logical_ranks",
+        "logical_ranks_join",
     ): "a vertex of several joined batches would be loaded and computed several times",
 }
 
@@ -45,10 +44,9 @@ _NO_CACHE = "whose ranks cache rows of each other; an object in memory has all i
 #: Options that apply only to a partitioned graph -> reason.
 _OF_PARTS: Mapping[str, str] = {
     "logical_ranks": "whose ranks share an epoch's batches",
-    "join_logical_ranks": "whose ranks share an epoch's batches",
+    "logical_ranks_join": "whose ranks share an epoch's batches",
     "ranks_per_host": "whose ranks share the rows of a host",
-    **dict.fromkeys(("replication_factor", "lookahead", "device_cache"), _NO_CACHE),
-    "topology_cache": "whose topology is stored in parts; an object in memory has all its lists here",
+    **dict.fromkeys(("replication_factor", "lookahead", "device_rows_cache"), _NO_CACHE),
     "send_as": "whose rows travel between ranks; rows of an object in memory do not travel",
 }
 
@@ -57,7 +55,7 @@ _STREAMS = ("Event", "Stream", "stream", "current_stream", "default_stream")
 
 
 class Options(Values):
-    """Values of the package's options of one loader, as the user gave them, with PyG's ``transform`` and ``transform_sampler_output``."""
+    """Options of one loader as the user gave them, with PyG's ``transform`` and ``transform_sampler_output``."""
 
     declared = OPTIONS
 
@@ -74,50 +72,50 @@ class Options(Values):
         for one, other in EXCLUDED:
             value = getattr(found, one)
             if is_given(value) and is_given(getattr(found, other)):
-                given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
-                raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
+                given = f"{one}={value!r}" if isinstance(value, (int, float, str)) else named(one)
+                raise ValueError(f"{given} excludes {named(other)}: {EXCLUDED[one, other]}; leave one of them out")
         for name in ("transform", "transform_sampler_output"):
             value = getattr(found, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a function or None, got {value!r}")
-        if found.zero_copy and device.type != "cpu" and not has_kernel(device):
+        if found.device_rows_zero_copy and device.type != "cpu" and not has_kernel(device):
             raise ValueError(
-                f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"
+                f"device_rows['zero_copy'] on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave "
+                "'zero_copy' out"
             )
-        if found.sample_on == "device":
-            check_device(device)
         if found.lookahead and found.policy not in PROBABILITIES:
             raise ValueError(
                 f"lookahead={found.lookahead!r} plans by inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
                 f"got {found.policy!r}; leave one of them out"
             )
-        if found.device_memory is not None and device.type == "cpu":
+        if found.memory_device is not None and device.type == "cpu":
             raise ValueError(
-                f"device_memory={found.device_memory} is memory of an accelerator, but device is the CPU; pass device= too, or leave device_memory out"
+                f"memory['device']={found.memory_device} is memory of an accelerator, but device is the CPU; pass device= too, or leave 'device' out"
             )
-        for name, has_use in (("machines", found.is_planned), ("allow", found.memory is not None)):
-            if getattr(found, name) != OPTIONS[name].default and not has_use:
+        for key, has_use in (("machines", found.is_planned), ("allow", found.memory is not None)):
+            if getattr(found, f"memory_{key}") != OPTIONS[f"memory_{key}"].default and not has_use:
                 raise ValueError(
-                    f"{name}= applies only to a plan within a memory budget; pass memory= too, or leave {name} out"
+                    f"memory[{key!r}] applies only to a plan within a memory budget; give bytes as memory['host'] too, or leave {key!r} out"
                 )
-        sums_may_come = found.partial_aggregation is not None or "sums" in found.allow
-        if found.partial_weight is not None and not sums_may_come:
+        weight, sums_may_come = found.partial_aggregation_weight, "sums" in found.memory_allow
+        if weight is not None and found.partial_aggregation is None and not sums_may_come:
             raise ValueError(
-                f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
+                f"partial_aggregation['weight']={weight!r} applies only to sums of rows; give a reduction as partial_aggregation['reduce'] too, or leave "
+                "'weight' out"
             )
         return found
 
     @property
     def is_planned(self) -> bool:
-        """True if ways are chosen within a memory budget."""
-        return self.memory is not None or self.device_memory is not None
+        """True if the loader chooses its caches and other methods within a memory budget."""
+        return self.memory is not None or self.memory_device is not None
 
     @property
     def given_choice(self) -> dict[str, Any]:
-        """Values of the options that a plan may not choose, by the names of :class:`~salientpp.ways.planner.choices.Choice`."""
+        """Values that a plan must keep, by the names of :class:`~salientpp.ways.planner.choices.Choice`."""
         values = {name: getattr(self, option) for name, option in Choice.OPTIONS.items()}
-        fixed = set() if self.memory is not None else {"cache", "lookahead", "sums", "lists"}
-        fixed |= set() if self.device_memory is not None else {"device_rows", "device_cache"}
+        fixed = set() if self.memory is not None else {"cache", "lookahead", "sums"}
+        fixed |= set() if self.memory_device is not None else {"device_rows", "device_cache"}
         return {
             name: value
             for name, value in values.items()
@@ -125,9 +123,9 @@ class Options(Values):
         }
 
     def with_choice(self, choice: Choice) -> Options:
-        """Returns a copy of these options with the chosen ways."""
+        """Returns a copy of these options with the values that a plan has chosen."""
         found = copy.copy(self)
-        found.__dict__.update(choice.options)
+        found.__dict__.update(choice.values)
         return found
 
     def checked_device(self) -> torch.device:
@@ -179,18 +177,18 @@ class Options(Values):
         return found
 
     def check_for_object(self) -> None:
-        """Raises ValueError if an option is given that applies only to partitioned graphs, but the data is an object in memory."""
+        """Raises ValueError if the data is an object in memory, and an option applies only to partitioned graphs."""
         for name, why in _OF_PARTS.items():
             if is_given(getattr(self, name)):
-                raise ValueError(f"{name}= applies only to a partitioned graph, {why}; leave it out")
+                raise ValueError(f"{named(name)} applies only to a partitioned graph, {why}; leave it out")
         if self.cooperate is not None:
             raise ValueError(
                 f"cooperate={self.cooperate!r} applies only to a partitioned graph, whose ranks know which of them share a host; leave it out"
             )
         if self.memory is not None:
             raise ValueError(
-                f"memory={self.memory} is for copies of rows and lists of other ranks, but an object in memory has all its rows and lists here; leave it out "
-                "(device_memory is for copies on the device)"
+                f"memory={self.memory} is for copies of other ranks' rows, but an object in memory has all rows here; leave it out "
+                "(memory={'device': ...} is for copies on the device)"
             )
 
     def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
@@ -198,7 +196,7 @@ class Options(Values):
 
         Args:
             orders_itself: True if the loader orders its seeds, False if a user's sampler does.
-            draws_seed: True if the order follows from a seed that each process draws for itself.
+            draws_seed: True if each process draws its own random seed, on which the order depends.
         """
         share: Any = self.share
         if share is None:
@@ -225,6 +223,11 @@ class Options(Values):
                 "the same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]
+
+
+def named(name: str) -> str:
+    """Returns how users write an option, or an argument of PyG's."""
+    return OPTIONS[name].named(name) if name in OPTIONS else f"{name}="
 
 
 def is_given(value: Any) -> bool:

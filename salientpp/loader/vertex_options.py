@@ -17,32 +17,41 @@ def _check_split(name: str, value: Any) -> SplitBy:
     return one_of("'rows' or 'vip'", "rows", "vip")(name, value)
 
 
+class SumEntries(TypedDict, total=False):
+    """Entries of `partial_aggregation`."""
+
+    reduce: PartialAggregation
+
+    weight: Annotated[
+        str | None,
+        Option(
+            default=None,
+            agree="yes",
+            help="Name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
+            "Rows are multiplied by their weights before they are summed. The weights travel with the request, see "
+            "[sums](../explanation/traffic.md#sums-instead-of-rows)",
+        ),
+    ]
+
+
 class Sums(TypedDict, total=False):
     """Sums instead of rows, `NeighborLoader` only."""
 
     partial_aggregation: Annotated[
-        PartialAggregation,
+        PartialAggregation | SumEntries,
         Option(
             default=None,
             check=one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
+            entries=SumEntries,
+            main="reduce",
             agree="yes",
             help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
             "replaces their rows, where that takes fewer bytes. With an accelerator as `device`, sums also replace rows that the host would copy to it. "
             "`'auto'`: `'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
             "layers add these sums, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
             "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats, rows in a narrower format, "
-            "`lookahead`, `pad` and `transform_sampler_output`",
-        ),
-    ]
-
-    partial_weight: Annotated[
-        str | None,
-        Option(
-            default=None,
-            agree="yes",
-            help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
-            "Rows are multiplied by their weights before they are summed. The weights travel with the request, see "
-            "[sums](../explanation/traffic.md#sums-instead-of-rows)",
+            "`lookahead`, `pad` and `transform_sampler_output`. A mapping also names weights: "
+            '`partial_aggregation={"reduce": "sum", "weight": "w"}`',
         ),
     ]
 
@@ -99,21 +108,21 @@ OF_VERTICES: tuple[type, ...] = (Sums, Cooperating)
 
 
 def check_of_edges(loader: str, allow: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raises ValueError if options of vertices are given to a loader of edges.
+    """Raises ValueError if a loader of edges gets an option that only loaders of vertices have.
 
     Args:
         loader: name of the class.
-        allow: the option ``allow``.
+        allow: the entry 'allow' of the option ``memory``.
         given: arguments that are not options of this loader.
     """
     why = {
         **dict.fromkeys(declared_in(Sums), "which have no sums"),
-        **dict.fromkeys(declared_in(Cooperating), "which each rank computes alone"),
+        **dict.fromkeys(declared_in(Cooperating), "and each rank computes those alone"),
     }
     wrong = next((name for name in why if name in given), None)
     words = f"{wrong}="
     if wrong is None and "sums" in allow:
-        wrong, words = "partial_aggregation", "allow=('sums',)"
+        wrong, words = "partial_aggregation", "memory['allow']=('sums',)"
     if wrong is not None:
         raise ValueError(
             f"{words} is for a NeighborLoader; {loader} makes batches of edges, {why[wrong]}; leave it out"

@@ -1,7 +1,7 @@
 """Compares a trimmed model with the plain one on a batch, and finds the layer whose rows were wrongly left out.
 
-Both are called as they stand, with the same random numbers, and all effects of the calls are undone. A difference counts if it exceeds rounding errors by
-far. The model's own sensitivity to rounding errors is measured, as soon as there is any doubt.
+Both models get the same random numbers, and all effects of the calls are undone. A difference counts if it exceeds rounding errors by far. In doubt, the
+check measures how sensitive the model is to rounding errors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PATTERNS = 6
 
 @dataclass
 class Results:
-    """Results of a call for the seeds of a batch.
+    """Outputs and gradients of one call at the seeds of a batch.
 
     Attributes:
         values: the outputs' rows of seeds.
@@ -63,7 +63,7 @@ class Results:
 
 @dataclass
 class Trial:
-    """Calls a model on one batch, again and again, without effects.
+    """Calls a model on one batch as often as a check needs, and undoes the effects of each call.
 
     Attributes:
         run: function from a plan to the context of a trimmed call.
@@ -82,10 +82,10 @@ class Trial:
         change: float = 0.0,
         pattern: int = 1,
     ) -> Results:
-        """Calls the model in a context, by default as the plain model.
+        """Calls the model and returns its results. ``context`` may trim it; by default it runs as the plain model.
 
         Args:
-            evaluates: calls it in evaluation mode.
+            evaluates: True calls it in evaluation mode.
             change: relative change of all parameters and inputs.
             pattern: number >= 1 that decides how much each element changes.
         """
@@ -99,7 +99,7 @@ class Trial:
             return self.results(effects, out, numbers.draws)
 
     def results(self, effects: Rehearsal, out: Any, draws: int) -> Results:
-        """Returns the results of a call that returned ``out`` in a rehearsal."""
+        """Returns outputs and gradients of a call that returned ``out`` in a rehearsal."""
         values = [_real(value) for value in _values_of(out, self.hops)]
         loss: Any = 0
         for value in values:
@@ -124,10 +124,7 @@ class Trial:
     # --- comparisons ------------------------------------------------------------------------------------------
 
     def fault_of(self, plan: Plan, expected: Results | None = None) -> Fault | None:
-        """Returns how a trimmed call differs from the plain one beyond rounding; None if it does not.
-
-        Raises what the trimmed call raises.
-        """
+        """Returns the difference of a trimmed call from the plain one; None if it is rounding. Errors pass through."""
         expected = expected or self.call()
         found = self._fault(plan, expected, evaluates=False)
         if found is None or not expected.draws:
@@ -151,7 +148,7 @@ class Trial:
         return Fault(max(faults) * eps, evaluates, expected)
 
     def corrected(self, plan: Plan, fault: Fault) -> tuple[Plan | None, str]:
-        """Returns a plan without the fault, in which the first layers get all rows, and the path of the last of them. Without such a plan, it is None."""
+        """Returns a plan without the fault, or None, and the path of the last layer that now gets all rows."""
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
                 continue
@@ -163,11 +160,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Fault:
-    """Difference between a trimmed call and the plain one.
+    """Difference between the results of a trimmed call and of a plain one.
 
     Attributes:
         size: largest relative difference of an output or a gradient.
-        evaluates: both were called in evaluation mode.
+        evaluates: True if both calls were in evaluation mode.
         expected: results of the plain call.
     """
 
@@ -218,12 +215,12 @@ def _norm(value: Tensor) -> float:
 
 
 def _real(value: Tensor) -> Tensor:
-    """Returns a complex tensor as pairs of real numbers, and any other tensor as it is."""
+    """Returns a complex tensor as pairs of real numbers, which can be compared; others as they are."""
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _eps(value: Tensor) -> float:
-    """Returns the precision in which a value was computed."""
+    """Returns the machine epsilon of the dtype in which a value was computed."""
     kinds = [torch.finfo(value.dtype).eps] if value.is_floating_point() else []
     if torch.is_autocast_enabled(value.device.type):
         kinds.append(torch.finfo(torch.get_autocast_dtype(value.device.type)).eps)
@@ -243,7 +240,7 @@ def _values_of(out: Any, hops: Hops) -> Iterator[Tensor]:
 
 
 def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> Iterator[Tensor]:
-    """``seen``: objects that were looked at, by their ids."""
+    """Yields rows of seeds in a value. ``seen``: ids of visited objects, since objects may form cycles."""
     if isinstance(value, Tensor):
         counts = hops.num_nodes.get(type_, [0])
         others = {count for each, counts in hops.num_nodes.items() if each != type_ for count in counts}
@@ -273,7 +270,7 @@ def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> 
 
 @contextlib.contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Context in which layers drop nothing. Plain and trimmed layers order their edges differently."""
+    """Context without dropout. Trimmed layers order edges differently, so they would drop other edges."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for conv in model.modules():
         if isinstance(conv, MessagePassing):
@@ -287,7 +284,7 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
 
 class SameNumbers(Noted, TorchDispatchMode):
-    """Seeds the generator before each operation that draws. Then the first rows get the same numbers, no matter how many rows follow."""
+    """Seeds each random operation, so that the first rows get the same numbers whatever rows follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +327,7 @@ _NORMAL = frozenset(["aten::randn", "aten::randn_like", "aten::normal_"])
 
 
 def first_of(sequence: Sequence[str], other: Sequence[str]) -> str:
-    """Returns the first name by which a sequence of functions differs from another one."""
+    """Returns the first name at which one sequence of function names differs from another."""
     for a, b in zip(sequence, other):
         if a != b:
             return a

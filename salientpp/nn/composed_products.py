@@ -1,7 +1,8 @@
 """Provides the products of :mod:`salientpp.nn.products` with torch's own operations, for any device and dtype.
 
 Shapes and arguments are the same as in that module, which checks them. Floats of 16 bits are added up in float32. Sums without a weight per head are
-sparse products, whose backward runs over the lists by source. Autograd differentiates all other products, which store one value per edge and column.
+sparse matrix products. Their backward uses the edges grouped by source. Autograd differentiates all other products, which store one value per edge
+and column.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class _SparseSum(torch.autograd.Function):
 
 
 def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the lists by source, restricted to the first ``num_sources`` sources and the first ``num_targets`` targets."""
+    """Returns the edges from the first ``num_sources`` to the first ``num_targets``, grouped by source."""
     indptr, target, place = lists.by_source
     if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
         return indptr, target, place

@@ -13,7 +13,7 @@ from salientpp.nn.unchanged import is_plain
 
 
 def _is_autocast(x: Tensor) -> bool:
-    """Returns True if torch rounds matrix products on the device of x to 16 bits. In another order, other values would be rounded."""
+    """Returns True if torch rounds matrix products to 16 bits, which depends on their order."""
     return torch.is_autocast_enabled(x.device.type)
 
 

@@ -1,8 +1,8 @@
 """Provides the products of :mod:`salientpp.nn.products` with kernels, on the CPU. That module checks the arguments.
 
-A backward runs over the lists by source, so it needs no atomics. Products are linear in their rows and weights, and the gradient of one is another of
-them. So gradients of any order come from the same kernels. Only the gradients of extremes, softmax and additive scores are composed of other products
-if they are differentiated themselves. Each product saves its own arguments for the backward, never copies of them, because copies have no graph.
+A backward visits the edges grouped by source, so it needs no atomic additions. The gradient of a product is another product, because each is linear
+in its rows and weights. So gradients of any order come from the same kernels. Only second gradients of extremes, softmax and additive scores are
+composed of several products. Each product saves its own arguments for the backward, never copies of them, because copies have no graph.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _indptr(lists: EdgeLists, num_targets: int) -> Tensor:
 
 
 def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
-    """Returns the gradient of sums, given the gradient of means."""
+    """Turns the gradient of means into that of sums: divides each target's gradient by its number of edges."""
     sizes = lists.sizes(num_targets).clamp_(min=1)
     return grad / sizes.view(-1, *[1] * (grad.dim() - 1))
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """Returns the gradient of ``count`` rows, given the gradient of the first rows. The others were not used and get zeros."""
+    """Extends the gradient of the first rows by zeros to ``count`` rows; the product ignored the others."""
     if rows.size(0) == count:
         return rows
     out = rows.new_zeros(count, *rows.shape[1:])
@@ -40,23 +40,23 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 def _placed_by_source(lists: EdgeLists, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the lists of the first ``num_sources`` sources."""
+    """Returns the edges of the first ``num_sources`` sources, grouped by source."""
     indptr, target, place = lists.by_source
     return indptr[: num_sources + 1], target, place
 
 
 def _run(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Computes a product. Its graph is made only if the gradient that it belongs to is differentiated itself."""
+    """Computes a gradient. Autograd follows the computation only if this gradient will be differentiated itself."""
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(_Unused(), *args)
 
 
 class _Unused:
-    """Context of a product that no gradient is taken of."""
+    """Stand-in for autograd's context where no gradient is needed."""
 
     needs_input_grad = (False,) * 8
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Saves nothing."""
+        """Does nothing."""
 
 
 class SumOfSources(torch.autograd.Function):
@@ -83,7 +83,7 @@ class SumOfSources(torch.autograd.Function):
 
 
 class SumOfTargets(torch.autograd.Function):
-    """Sums of the rows of targets [T', ...], times the weights of the edges, over the lists by source."""
+    """Sums of each source's target rows [T', ...] times edge weights: the backward of sums by target."""
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, num_sources: int) -> Tensor:
@@ -106,7 +106,7 @@ class SumOfTargets(torch.autograd.Function):
 
 
 def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int, weight: Tensor) -> Tensor:
-    """Returns the gradient of the weights [E'] or [E', H] of a product of rows of targets [T', ...] and of sources [S', ...]."""
+    """Returns the gradient of edge weights [E'] or [E', H], from rows of targets [T', ...] and of sources [S', ...]."""
     if weight.dim() == 2 and source_rows.dim() == 3:
         return _run(DotEdges, lists, target_rows, source_rows, num_targets)
     heads = weight.size(1) if weight.dim() == 2 else 1
@@ -116,7 +116,7 @@ def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets
 
 
 class WithFirstRows(torch.autograd.Function):
-    """Table of rows, and its first rows. Backward adds the second gradient to the first, in place if a product of this module has just made the first."""
+    """A table and its first rows. The backward adds up both gradients, in place if a product made the first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ class WithFirstRows(torch.autograd.Function):
 
 
 class Extreme(torch.autograd.Function):
-    """Extremes of rows [S', ...] of sources, or of the values [E', ...] of edges if ``of_edges``."""
+    """Maximum or minimum by target of source rows [S', ...], or of edge values [E', ...] if ``of_edges``."""
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int, largest: bool, of_edges: bool) -> Tensor:
@@ -168,7 +168,7 @@ class Extreme(torch.autograd.Function):
 
 
 def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
-    """Returns the gradient [E', ...] of values, one per edge, of which ``out`` has the extremes. It is differentiable with respect to ``grad``."""
+    """Returns the gradient [E', ...] of values whose extremes are ``out``; differentiable in ``grad``."""
     with torch.no_grad():
         is_extreme = (values == TakeTargets.apply(lists, out, num_targets)).to(values.dtype)
         ties = SumOfEdges.apply(lists, is_extreme, num_targets, False)
@@ -195,7 +195,7 @@ class TakeSources(torch.autograd.Function):
 
 
 class SumOfPlaces(torch.autograd.Function):
-    """Sums of the values of edges, [E', ...], over the lists by source."""
+    """Sums, for each source, the values [E', ...] of its edges."""
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_sources: int) -> Tensor:
@@ -326,7 +326,7 @@ def _additive_gradients(
     num_targets: int,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of :func:`additive_scores` for its rows and ``att``, which are differentiable. It stores one row per edge."""
+    """Returns the differentiable gradients of :func:`additive_scores`. It stores one row per edge."""
     sums = TakeTargets.apply(lists, target_rows, num_targets) + TakeSources.apply(lists, source_rows, num_targets)
     slopes = torch.where(sums.detach() > 0, sums.new_ones(()), sums.new_full((), slope))
     factor = slopes * grad.unsqueeze(-1)

@@ -37,16 +37,16 @@ from salientpp.sampling.hops import Hops, Relation, demand
 
 @functools.cache
 def _parameters(kind: Any) -> tuple[dict[str, None], set[str]]:
-    """Returns the names of all parameters of a layer's forward, in order, and of those without a default."""
+    """Returns the names of a forward's parameters, in order, and of those that have no default."""
     own = list(inspect.signature(kind.forward).parameters.values())[1:]
     named = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
     return {each.name: None for each in named}, {each.name for each in named if each.default is each.empty}
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call by name, in the order of the parameters. An ``adj_t`` becomes an ``edge_index``.
+    """Returns a call's arguments by name, in order; an ``adj_t`` becomes an ``edge_index``.
 
-    Returns None if they do not fit; the layer's own call then raises. Arguments that only ``*args`` or ``**kwargs`` takes do not fit.
+    None: they do not fit the signature, so the layer's own call raises, or ``*args`` or ``**kwargs`` takes some.
     """
     names, required = _parameters(cast(Any, type(conv)))
     given = {**dict(zip(names, args)), **kwargs}
@@ -56,7 +56,7 @@ def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
-    """Returns all unchanged edges of batches with known hops that are in ``value``: in lists, tuples and dictionaries."""
+    """Returns the unchanged edges of batches with known hops in ``value``, which may be nested."""
     value = edges_of(value)
     if isinstance(value, BatchEdges):
         return [value] if value.is_given else []
@@ -66,7 +66,8 @@ def edges_in(value: Any) -> list[BatchEdges]:
 
 
 def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:
-    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that these targets need.
+    """Returns True if a layer computes the same for some targets when it gets only the rows and edges that these
+    targets need.
 
     ``forward`` may be the copy of the class's method that :func:`~salientpp.nn.layers.with_helpers` makes.
     """
@@ -98,7 +99,7 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
 
 
 def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any], edges: Sequence[BatchEdges]) -> bool:
-    """Returns True if a layer gives the same result for ``adj_t`` as for the edges in the order in which they were sampled."""
+    """Returns True if a layer that was given ``adj_t`` gives the same result for the sampled edges in their own order."""
     if any(
         name.startswith("edge") and value is not None and value is not edges[0] for name, value in arguments.items()
     ):
@@ -124,7 +125,7 @@ def _edge_indices(value: Any) -> list[Any]:
 
 
 def _is_edge_index(value: Any) -> bool:
-    """Returns True if an argument holds the ends of edges."""
+    """Returns True if an argument is an ``edge_index`` or another form of the edges."""
     if not isinstance(value, Tensor):
         return is_sparse_tensor(value)
     return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
@@ -136,7 +137,7 @@ def first_rows(rows: Tensor, number: int) -> Tensor:
 
 
 class LayerCall:
-    """Call of a layer with arguments that are cut to the needed rows.
+    """Runs one call of a layer with arguments that are cut to the needed rows.
 
     Args:
         conv: the layer; :func:`can_cut` must hold for it.
@@ -197,11 +198,11 @@ class LayerCall:
             self.arguments[name] = value
 
     def _edges(self, given: BatchEdges, number: int) -> Tensor:
-        """Returns the first edges of the batch."""
+        """Cuts an argument with an entry for each edge of the batch to its first ``number`` edges."""
         return self._know(given.plain()[:, :number], self.hops.lists(self.relation))
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
-        """Cuts the edges of a relation, or the rows of a type, in a layer that takes dictionaries."""
+        """Cuts one entry of a dictionary argument: the edges of a relation, or the rows of a vertex type."""
         if isinstance(value, BatchEdges):
             return value.plain()[:, : self.hops.edges_into(value.relation, self.call.in_hops - 1)]
         return first_rows(value, self.hops.nodes_within(key, self.call.in_hops))
@@ -243,7 +244,7 @@ class LayerCall:
         return first_rows(out, self.num_out)
 
     def _cheaper_forward(self) -> Callable[..., Any] | None:
-        """Returns the layer's forward in a cheaper order of operations, or None."""
+        """Returns the layer's forward with its operations in a cheaper order; None if PyG's order is used."""
         conv, x = self.conv, cast(Any, self.arguments.get("x"))
         form = self._form
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
@@ -257,7 +258,7 @@ class LayerCall:
         return None
 
     def _sums_first(self, columns: int, out: int) -> bool:
-        """Returns True if a product with the weights costs less after the sum, which leaves fewer rows, than before it."""
+        """Returns True if multiplying by the weights is cheaper after the sum, which leaves fewer rows."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
@@ -283,7 +284,7 @@ class LayerCall:
 
     @property
     def _is_attention(self) -> bool:
-        """True if a layer of :data:`FUSED` weights rows by scores and does nothing else with edges."""
+        """True if the layer only weights rows by scores (:data:`FUSED`), so that one kernel computes it."""
         return self._whole.get("edge_attr") is None and self._reduction is not None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
@@ -294,7 +295,7 @@ class LayerCall:
         return helpers
 
     def _looped(self) -> Tensor:
-        """Returns a placeholder ``edge_index`` for the edges with self-loops. Only products receive it, and they use the lists instead."""
+        """Returns a placeholder for ``edge_index`` with self-loops. Products use the grouped edges instead."""
         lists = self._of_batch(self_loops=True)
         return self._know(torch.empty((2, 0), dtype=torch.int64, device=self._device), lists)
 
@@ -356,7 +357,7 @@ class LayerCall:
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
 
     def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
-        """Returns the lists for an ``edge_index``. Gradients of rows need the lists by source, so these are requested from the sampler for later batches."""
+        """Returns the grouped edges for an ``edge_index``. Gradients ask the sampler for grouping by source."""
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
             demand.lists.add((self.relation, lists.edge is not None, True))
@@ -429,7 +430,7 @@ class LayerCall:
 
 
 def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight: Tensor | None) -> Tensor:
-    """Reduces rows of sources to rows of targets. For the maximum or minimum of weighted rows, it stores one row per edge."""
+    """Reduces rows of sources by target. Extremes of weighted rows have no kernel and store a row per edge."""
     if weight is None or reduction in ("sum", "mean"):
         return products.reduce_sources(lists, rows, number, reduction, weight)
     values = products.take_sources(lists, rows, number) * weight.unsqueeze(-1)
@@ -450,7 +451,7 @@ def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_ind
 def _symmetric(
     lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None, edge_index: Tensor
 ) -> Tensor:
-    """Returns the weights 1/sqrt(degree of source * degree of target) of all edges, times the edges' own weights; [places]."""
+    """Returns each edge's weight / sqrt(degree of source * degree of target), [places]."""
     number = lists.indptr.numel() - 1
     if weight is None:
         # Without weights, PyG ignores the fill value.

@@ -138,7 +138,7 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 
 
 def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns the layer's aggregation as a sparse product, or None if it is not one.
+    """Describes the layer's aggregation as a sparse matrix product; None if it is not one.
 
     The first value names the edge weights among the arguments of ``propagate``, or is None. The second is the reduction: "sum", "mean", "max" or "min".
     """
@@ -148,10 +148,7 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
 
 
 def reduction_of(conv: MessagePassing, is_unchanged: bool = False) -> str | None:
-    """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more.
-
-    ``is_unchanged``: :func:`~salientpp.nn.unchanged.change_of` was asked before.
-    """
+    """Returns a layer's reduction of messages, "sum", "mean", "max" or "min", or None for anything else."""
     kind = type(conv)
     if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
         return None
@@ -178,9 +175,10 @@ def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
 
 
 class Replaced:
-    """Context that sets (dictionary, key, value), and restores the old values at its end.
+    """Context that replaces entries of dictionaries, given as (dictionary, key, value), and restores the old values at
+    its end.
 
-    It is no generator: one that an interrupt left behind would restore them when it is freed, perhaps within a later call.
+    It is a class because an abandoned generator would restore the values when it is freed, perhaps within a later call.
     """
 
     def __init__(self, replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
@@ -216,9 +214,9 @@ _ABSENT = object()
 
 
 def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Copies the methods of the module that call global functions with names in ``helpers``. The copies call ``helpers`` instead. Returns them by name.
+    """Copies the module's methods that call global functions named in ``helpers``; the copies call ``helpers``.
 
-    PyG's functions stay unchanged for everything else in the process.
+    Returns the copies by name. PyG's functions stay unchanged for everything else in the process.
     """
     found: dict[str, Callable[..., Any]] = {}
     kind = cast(Any, type(module))
@@ -235,7 +233,7 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
 
 
 def overridden_callers(kind: type, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns methods of PyG that call global functions of these names, and that a subclass outside PyG overrides: (name of the method, PyG's class)."""
+    """Returns overridden methods of PyG that call functions in ``names``, as (method, PyG's class)."""
     return [
         (name, base.__name__)
         for base, name, _, _ in _callers(cast(Any, kind), frozenset(names))
@@ -244,7 +242,7 @@ def overridden_callers(kind: type, names: Iterable[str]) -> list[tuple[str, str]
 
 
 def _callers(kind: Any, names: frozenset[str]) -> list[tuple[Any, str, types.FunctionType, list[str]]]:
-    """Returns the methods of PyG's classes that call global functions of these names: class, name, method, names of the functions."""
+    """Returns PyG's methods that call functions in ``names``: class, name, method, names of the functions."""
     found = _known_callers(kind, names)
     if any(vars(base).get(name) is not method for base, name, method, _ in found):  # a class was changed
         _known_callers.cache_clear()

@@ -54,10 +54,10 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 @dataclass
 class _Call:
-    """Call of propagate() on a batch with sums.
+    """Records how one ``propagate`` on a batch with sums must treat these sums.
 
     Attributes:
-        delivered: facts of the batch.
+        delivered: the sums of the batch, and what they replace.
         level: number of layers from ``x`` to the rows that the call returns, this layer included.
         merges: True if the call belongs to a first layer.
         merged: True if the call has added the sums.
@@ -74,7 +74,8 @@ def merge_partial(model: Model, *, check: bool = True) -> Model:
 
     Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
     :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
-    model can have several. With the loader's ``partial_weight="w"``, first layers must be given ``batch.w`` as ``edge_weight``. ``batch.w`` gets no gradient.
+    model can have several. If the loader's ``partial_aggregation`` has the weight "w", first layers must be given ``batch.w`` as ``edge_weight``. It gets no
+    gradient.
 
     The outputs of the seeds, ``out[:batch.batch_size]``, and their gradients equal those of the whole batch. A model that would give other results raises at
     its first forward, or when it is checked. A check computes a smaller batch twice (:mod:`salientpp.nn.merge_check`). It runs at calls 1, 4, 16, 64, ..., and
@@ -132,7 +133,7 @@ def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[st
     reason="a batch with sums is computed outside compiled code; leave fullgraph=True or partial_aggregation out"
 )
 def _open(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Marked]) -> Any:
-    """Prepares a layer for marked arguments, and returns the arguments that its forward() gets instead; None: the same."""
+    """Returns the arguments without the marks of a batch with sums, for forward(). None: they have none."""
     setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
     if _PROPAGATE not in vars(conv):
         setattr(conv, _PROPAGATE, functools.partial(_run_eagerly, conv.propagate))
@@ -156,7 +157,7 @@ def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
 
 @torch.compiler.disable
 def _run_eagerly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function, whose code torch.compile leaves to Python. PyG calls no hooks in compiled code."""
+    """Calls a function in Python even under torch.compile, because PyG calls no hooks in compiled code."""
     return function(*args, **kwargs)
 
 
@@ -177,7 +178,7 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
 
 
 def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
-    """Makes the call of a layer with these arguments. Raises an error if its outputs at the seeds would differ from those of the whole batch."""
+    """Decides how a layer treats a batch's sums. Raises an error if its outputs at the seeds would be wrong."""
     name = type(conv).__name__
     _check_unchanged(conv)
     marked = list(marked_in(given))
@@ -243,7 +244,7 @@ def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
 
 
 def _source(value: Any) -> Any:
-    """Returns the part of a pair that belongs to the sources of edges."""
+    """Returns the sources' part of an argument that may be a pair (sources, targets)."""
     return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
@@ -315,14 +316,14 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
     if expected is None:
         if weight is not None:
             raise ValueError(
-                f"{name} was given edge_weight, but the partial sums have no weights; pass their name to the loader as partial_weight=, or leave "
+                f"{name} was given edge_weight, but the partial sums have no weights; pass their name to the loader as partial_aggregation['weight'], or leave "
                 "edge_weight out"
             )
         return
     if weight is None:
         why = "was given no edge_weight" if takes else "takes no edge_weight"
         raise ValueError(
-            f"{name} {why}, but rows in the sums were multiplied by batch.{expected}; pass batch.{expected} as edge_weight, or leave partial_weight out"
+            f"{name} {why}, but rows in the sums were multiplied by batch.{expected}; pass batch.{expected} as edge_weight, or leave the loader's 'weight' out"
         )
     if weight.requires_grad:
         raise ValueError(

@@ -36,7 +36,7 @@ _ATTRIBUTE = "_salientpp_merged"
 
 
 class _State:
-    """Calls of a model so far, by modes and plain arguments, and its attributes at the last call."""
+    """Numbers of calls of a model by modes and plain arguments, and its attributes at the last call."""
 
     attributes: Attributes
 
@@ -52,9 +52,10 @@ _running = threading.local()
 
 
 def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compares a merged model with the plain one before a call on a batch with sums, if the call is due: it is a hook of the model.
+    """Hook of the model: compares it with the plain one before a call on a batch with sums, if that is due.
 
-    Due are the calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and the call after an attribute, a hook or a module has changed.
+    It is due at calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and after an attribute, a
+    hook or a module has changed.
 
     Raises:
         RuntimeError: the seeds' outputs or the gradients differ beyond rounding.
@@ -122,7 +123,7 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
 
 @dataclass
 class _Trial(Trial):
-    """Calls a model. Arguments that it returns, such as ``edge_index``, are no results."""
+    """Calls a model for a comparison, which ignores arguments that the model passes through."""
 
     def results(self, effects: Any, out: Any, draws: int) -> Results:
         (seeds, _) = self.hops.num_nodes[None]
@@ -132,7 +133,7 @@ class _Trial(Trial):
 
 @dataclass
 class _Both(_Trial):
-    """Calls a model as the plain one, and in place of a trimmed call, as a merged one."""
+    """Calls a model as the plain one, or as the merged one where a check of trimming would call the trimmed one."""
 
     other: Trial
 
@@ -141,7 +142,7 @@ class _Both(_Trial):
 
 
 def _computed(value: Any, given: set[Any], seeds: int) -> Any:
-    """Returns an output without marks, and without tensors in memory that was ``given``."""
+    """Removes marks and tensors that the caller had ``given`` from an output, to compare the rest."""
     if isinstance(value, Tensor):
         if key_of_storage(value) in given:
             return None
@@ -160,11 +161,11 @@ def _computed(value: Any, given: set[Any], seeds: int) -> Any:
 
 @dataclass(eq=False)
 class _Halves:
-    """A batch without its sums, and the same batch with sums for some of its rows.
+    """Two forms of one batch that must give equal results: with all rows, and with sums in place of some rows.
 
     Attributes:
-        delivered, marked: facts of the batch, and of the one with further sums.
-        keeps_vertex, keeps_edge: masks [number], [e] of what these sums do not replace.
+        delivered, marked: the sums of the batch as it came, and those of the form with further sums.
+        keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the further sums do not replace.
     """
 
     delivered: Delivered
@@ -174,12 +175,11 @@ class _Halves:
 
     @property
     def number(self) -> int:
-        """Number of vertices of the batch."""
         return self.keeps_vertex.numel()
 
     @classmethod
     def of(cls, edges: Marked, x: Tensor, weight: Tensor | None) -> _Halves | None:
-        """Returns the halves of a batch with rows ``x`` [number, ...] and weights [e] of edges; None if it has no rows that can be summed."""
+        """Makes both forms from rows ``x`` [number, ...] and weights [e] of edges; None if no rows can be summed."""
         delivered, plain = edges.delivered, edges.plain()
         earlier = ([0, *delivered.edges_to])[len(delivered.edges_to) - 1]
         known = [plain[1].new_tensor([delivered.seeds]), plain[1] + 1, plain[0, :earlier] + 1]
@@ -203,11 +203,11 @@ class _Halves:
         return cls(delivered, marked, keeps, keeps_edge)
 
     def plain(self, value: Any) -> Any:
-        """Returns an argument of the plain model."""
+        """Returns an argument of the model as it is without partial aggregation, with a row for every vertex."""
         return value.plain() if isinstance(value, Marked) else _mapped(self.plain, value)
 
     def merged(self, value: Any) -> Any:
-        """Returns an argument of the merged model."""
+        """Returns an argument of the model as it is with partial aggregation: marked, and without the rows that sums replace."""
         if isinstance(value, Marked):
             rows = self._cut(value.plain(), value.role)
             return mark(rows, self.marked, value.role, value.level, given=value.is_given)
@@ -217,7 +217,7 @@ class _Halves:
         return self._numbers_left(value) or _mapped(self.merged, value)
 
     def _numbers_left(self, value: Any) -> Any:
-        """Returns numbers of vertices or edges of each hop, which ``trim_to_layer`` needs, without those that sums replace; None for other values."""
+        """Subtracts what sums replace from numbers per hop, for ``trim_to_layer``; None for other values."""
         if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
             return None
         if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:

@@ -1,4 +1,4 @@
-"""Plans of a trimmed model, when they were made, and what must stay as it was for them to hold."""
+"""Plans of a trimmed model, and the conditions under which they hold."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def is_power_of_four(number: int) -> bool:
 
 
 class Planned:
-    """Plan for calls with one combination of modes and arguments.
+    """Plan for the calls that have the same modes and arguments.
 
     Attributes:
         plan: rows that each layer needs. None if the model must run as the plain one.
-        functions: orders of torch's functions between layers for which the plan holds. None if any order will do.
+        functions: sequences of torch's functions between layers for which the plan holds. None if it holds for any.
         written: names of the buffers and parameters that a call writes to.
         draws: True if a call draws from the generators of Python or numpy.
         calls: number of calls.
@@ -67,11 +67,11 @@ class Planned:
 
     @property
     def is_due(self) -> bool:
-        """True if the next call is to be checked. The first one was checked when the plan was made."""
+        """True if the next call is to be compared. The first comparison is part of making the plan."""
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: Plan, functions: tuple[str, ...]) -> None:
-        """Makes the plan hold for another order of functions too."""
+        """Extends the plan, so that it also holds where the model calls torch's functions in another order."""
         if self.plan is None or self.functions is None:
             return
         same = [call.layer for call in plan] == [call.layer for call in self.plan]
@@ -83,7 +83,7 @@ class Planned:
 
 
 def most(calls: tuple[Call, ...]) -> Call:
-    """Returns a call for which the needed rows of all ``calls`` are needed."""
+    """Returns a call that needs the rows of all ``calls`` of a layer."""
     return Call(
         calls[0].layer,
         max(call.out_hops for call in calls),
@@ -93,7 +93,7 @@ def most(calls: tuple[Call, ...]) -> Call:
 
 
 class Attributes:
-    """Plain attributes of a model's modules, and its buffers and hooks, as they were before a call. Comparing them takes some microseconds.
+    """A model's attributes, buffers and hooks before a call. A comparison takes microseconds and shows changes.
 
     Attributes:
         modules: all modules of the model.
@@ -128,16 +128,16 @@ class Attributes:
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Attributes of modules of the user's classes, and copies of them without those that every module has."""
+        """Attributes of modules of the user's classes, each with a copy of the values that it adds."""
         return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
 
     def are_of(self, model: torch.nn.Module) -> bool:
-        """Returns True if these are a model's attributes."""
+        """Returns True if these attributes belong to ``model``."""
         return self._model() is model
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """Modes of all modules: True in training."""
+        """True for each module in training mode, in order."""
         return tuple([module.training for module in self.modules])
 
     def _now(self) -> list[Any]:
@@ -155,7 +155,7 @@ class Attributes:
         ]
 
     def is_changed(self, calls: int) -> bool:
-        """Returns True if something is not as it was at the last call, except ``training``, and except attributes that change all the time."""
+        """Returns True if the model was changed since the last call. ``training`` and volatile attributes do not count."""
         try:
             now = self._now()
             if now == self._known:
@@ -192,10 +192,9 @@ def _is_plain(value: Any) -> bool:
 
 
 class Before:
-    """State of a model before a call, with which the call can be made again.
-
-    It has the random number generators, the buffers and the contents of attributes and arguments. Large tensors are not copied. Their versions tell whether
-    the call has written to them.
+    """State of a model before a call, to repeat the call. It holds the states of random number generators, and the
+    buffers and the contents of attributes and arguments. It does not copy large tensors. Their version counters tell
+    whether the call has written to them.
     """
 
     def __init__(

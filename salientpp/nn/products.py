@@ -65,7 +65,7 @@ def reduce_sources(
 
 
 def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Returns x [S', ...] and its first rows [number, ...]. The gradient of both is made without a table of zeros."""
+    """Returns x [S', ...] and its first rows [number, ...]. The backward adds both gradients without a table of zeros."""
     return kernels.WithFirstRows.apply(x, number)
 
 
@@ -131,12 +131,12 @@ def additive_scores(
 
 
 def _has_kernel(x: Tensor) -> bool:
-    """Returns True if the kernels support x. If not, torch's operations compute the product. Only this function decides it."""
+    """Returns True if the kernels support x; only this function decides it. Otherwise torch computes."""
     return x.device.type == "cpu" and x.dtype in _KERNEL_DTYPES
 
 
 def _check(lists: EdgeLists, num_targets: int) -> int:
-    """Returns the number of edges that are used."""
+    """Checks ``num_targets`` and returns the number of edges into these targets."""
     if not 0 <= num_targets <= lists.num_targets:
         raise ValueError(
             f"num_targets must be in [0, {lists.num_targets}], the targets of the lists, got {num_targets}"

@@ -46,11 +46,12 @@ _GRADIENTS = frozenset(["grad", "backward", "register_hook", "register_post_accu
 
 @dataclass(frozen=True)
 class Recorded:
-    """Record of one call of a model.
+    """Plan of a model and what its recording call showed.
 
     Attributes:
         plan: rows that each layer needs.
-        trusting: the plan if numbers of rows that the model has read do no harm. Equal to ``plan`` if every use is known.
+        trusting: the plan under the assumption that the numbers of rows that the model has read do no harm. Equal to
+            ``plan`` if every use of them is known.
         functions: names of torch's functions between layers, in order.
         out: what the model returned.
     """
@@ -120,7 +121,7 @@ _ROW_WISE = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.RNNCellBase
 
 
 def may_be_row_wise(module: torch.nn.Module) -> bool:
-    """Returns True for modules that work on each row separately for some arguments, although their operations do not show it."""
+    """Returns True for modules that may work on each row separately, though their operations do not show it."""
     if not isinstance(module, _ROW_WISE):
         return False
     home = getattr(getattr(module.forward, "__func__", None), "__module__", None) or ""
@@ -128,12 +129,12 @@ def may_be_row_wise(module: torch.nn.Module) -> bool:
 
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
-    """Returns True for modules whose forward a trimmed call may replace. It depends on the class only."""
+    """Returns True for modules whose forward a trimmed call may replace. Only the class of the module decides."""
     return isinstance(module, (MessagePassing, *_ROW_WISE))
 
 
 def is_row_wise(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a call works on each row of its first dimension separately."""
+    """Returns True if this call of a module computes each row of its first dimension separately."""
     given = [*args, *kwargs.values()]
     tensors = list(tensors_of(given))
     if not given or not isinstance(given[0], Tensor):
@@ -165,9 +166,11 @@ def _row_wise(
 
 
 class _Functions(Noted, TorchFunctionMode):
-    """Tells a recorder what a model does between its layers that operations do not show.
+    """Reports to a recorder what a model does between layers and operations of torch do not show.
 
-    Tensors leave torch, and Python may then use their rows in any way. Numbers of rows become values. Gradients are computed, or changed by hooks.
+    It reports tensors that leave torch, whose rows Python may use in any way; numbers of rows that become values; and
+    gradients that are computed or changed
+    by hooks.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -177,11 +180,11 @@ class _Functions(Noted, TorchFunctionMode):
         self._depth = 0
 
     def begin(self, *_: Any) -> None:
-        """Begins the names, as a forward pre-hook. A model may call itself."""
+        """Starts the list of functions, as a forward pre-hook. A nested call of the model continues it."""
         self._depth += 1
 
     def end(self, *_: Any) -> None:
-        """Ends the names, as a forward hook. For a model's backward hooks, torch calls functions after it, which a trimmed call does not see."""
+        """Ends the list of functions, as a forward hook. Later calls by backward hooks are not part of it."""
         self._depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -206,7 +209,7 @@ class _Functions(Noted, TorchFunctionMode):
         return self._of_shape(func, name, args, kwargs, out)
 
     def _of_shape(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-        """Returns ``out``, or, if it is a shape or a number of rows, one that reports its use."""
+        """Returns ``out``; a shape or a number of rows is replaced by one that reports its use."""
         if name not in ("size", "__len__", "numel", "nelement") and func != torch.Tensor.shape.__get__:  # type: ignore[attr-defined]
             return out
         shape = self._recorder.shape_of(args[0])
@@ -240,7 +243,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Returns True if a function that ``until`` has called, such as a checkpoint, will call the layer again in the backward. Such a layer is not cut."""
+    """Returns True if a function called by ``until``, such as a checkpoint, calls the layer again in the backward."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:
@@ -262,7 +265,7 @@ def _call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Runs a layer's call and reports it to the recorder."""
+    """Runs a layer in a recording, and reports its call to the recorder."""
     if recorder.is_inside:
         return forward(*args, **kwargs)
     facts, arguments = layer_of(conv), recorder.unseen(lambda: arguments_of(conv, args, kwargs))

@@ -33,8 +33,8 @@ from salientpp.nn.undo import Noted, note, undo_noted
 def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Rehearsal]:
     """Context in which a model may be called with these arguments. Its effects are undone afterwards.
 
-    These are writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to generators
-    of random numbers. Files, global variables, iterators and objects of other libraries are not covered.
+    Undone are writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to random
+    number generators. Files, global variables, iterators and objects of other libraries are not covered.
 
     Call the model with the ``args`` and ``kwargs`` of the result. Their tensors have the values of the caller's, but histories and hooks of their own.
     Batches, lists and dictionaries among them are the caller's, and get their own tensors back.
@@ -60,7 +60,7 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class Rehearsal:
-    """Arguments for a call, and effects that it has had so far, before they are undone.
+    """Arguments for a call without effects, and what the call has written until it is undone.
 
     Attributes:
         args, kwargs: arguments to call the model with.
@@ -86,13 +86,13 @@ class Rehearsal:
 
     @property
     def draws(self) -> bool:
-        """True if numbers were drawn from the generators of Python or numpy."""
+        """True if the call drew from the generators of Python or numpy."""
         now = random.getstate(), np.random.get_state()
         return now[0] != self._others[0] or any(map(np.any, map(np.not_equal, now[1], self._others[1])))
 
 
 class _OwnTensors:
-    """Context in which autograd saves tensors themselves. The caller may save them in its own way, for example within a checkpoint."""
+    """Context in which autograd saves the tensors themselves, whatever hooks the caller has installed."""
 
     def __enter__(self) -> None:
         note(self._remove)
@@ -112,14 +112,14 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 class _StandIns:
-    """Tensors in place of the caller's: writes, hooks and ``requires_grad_`` of a call then change no history but their own."""
+    """Replaces the caller's tensors, so that a call cannot change their values, hooks or history."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the caller's tensor: tensor, and its leaf
         self._seen: set[int] = set()
 
     def of(self, value: Any) -> Any:
-        """Returns a value with other tensors. Containers stay the same objects, except tuples."""
+        """Returns a value with stand-ins for its tensors. Containers stay the same objects, except tuples."""
         if isinstance(value, Tensor):
             return self._tensor(value) if value.is_floating_point() or value.is_complex() else value
         if type(value) is tuple:
@@ -155,7 +155,8 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class State:
-    """Contents of attributes and arguments: of dictionaries, lists, sets and generators, and which tensors they hold.
+    """Remembers the contents of attributes and arguments (dictionaries, lists, sets, generators, tensors) to restore
+    them.
 
     Args:
         values: modules, objects and containers to begin with.
@@ -203,7 +204,7 @@ class State:
 
     @property
     def can_restore(self) -> bool:
-        """True unless a container whose contents are unknown has another length now."""
+        """True unless a container that is too large to be remembered has changed its length."""
         return all(len(value) == length for value, length in self._lengths)
 
     @torch.no_grad()
@@ -232,7 +233,7 @@ class State:
 
 
 def _has_state(value: Any) -> bool:
-    """Returns True for objects whose attributes are restored: batches, data classes, and objects of the user's own classes, such as meters."""
+    """Returns True for objects whose attributes are restored: batches, data classes, the user's objects."""
     if not hasattr(value, "__dict__") or isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return False
     is_data = isinstance(value, (BaseData, BaseStorage, types.SimpleNamespace)) or is_dataclass(value)
@@ -241,7 +242,7 @@ def _has_state(value: Any) -> bool:
 
 @functools.cache
 def _is_users(module: str) -> bool:
-    """Returns True if a Python module belongs neither to Python nor to an installed package."""
+    """Returns True if a Python module is the user's: neither of Python nor of an installed package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return module == "__main__" or (file is not None and not file.startswith((*places, str(Path(__file__).parents[1]))))
@@ -271,7 +272,7 @@ def _set_generator_state(value: Any, state: Any) -> None:
 
 
 class _Undo(Noted, TorchDispatchMode):
-    """Copies each memory that torch writes to before the first write, unless it was allocated in this context."""
+    """Copies memory before torch first writes to it. Memory allocated in the context is exempt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +300,7 @@ class _Undo(Noted, TorchDispatchMode):
             self._before[key] = storage, storage.clone()
 
     def has_kept(self, tensor: Tensor) -> bool:
-        """Returns True if a tensor's memory was written to."""
+        """Returns True if the tensor's memory was copied, because a write reached it."""
         return key_of_storage(tensor) in self._before
 
     def restore(self) -> None:
@@ -315,7 +316,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 @functools.cache
 def _written(func: Any) -> tuple[list[int], list[str]]:
-    """Returns the arguments that an operation writes to: positions, and names."""
+    """Returns which arguments an operation writes to, as positions and as names."""
     arguments = enumerate(func._schema.arguments)
     found = [(k, each.name) for k, each in arguments if is_written(each) or each.name in _STATISTICS]
     return [k for k, _ in found], [name for _, name in found]

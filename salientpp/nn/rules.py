@@ -42,7 +42,8 @@ class Operation:
     """Operation on tensors whose rows are followed.
 
     Attributes:
-        given: the arguments whose rows are followed. Each has ``number`` rows, equally many for each of the ``base`` original rows.
+        given: the arguments whose rows are followed. Each has ``number`` rows, the same number for each of the ``base`` original
+            rows.
         named: all arguments of the operation, by name.
         lead: number of dimensions before the one that counts rows.
     """
@@ -77,7 +78,7 @@ def pointwise(op: Operation) -> bool:
 
 
 def _along(name: str, default: Any = None) -> Rule:
-    """Returns a rule for operations along one dimension or several, none of which may count the rows. Reductions remove these dimensions."""
+    """Returns a rule for operations along dimensions that must not count rows. Reductions remove them."""
 
     def rule(op: Operation) -> str | RowWise:
         ndim = op.given[0].dim()
@@ -94,7 +95,7 @@ def _along(name: str, default: Any = None) -> Rule:
 
 
 def _new_dimension(op: Operation) -> str | RowWise:
-    """Handles operations that add a dimension."""
+    """Handles operations that insert a dimension, which may shift the one that counts rows."""
     lead = op.lead + (op.named.get("dim", 0) % (op.given[0].dim() + 1) <= op.lead)
     return RowWise(lead) if op.keeps_rows(lead) else MIXES
 
@@ -137,7 +138,7 @@ def _product(name: str, others: Sequence[str]) -> Rule:
 
 
 def _sum_of_product(op: Operation) -> bool:
-    """Handles ``self`` + mat1 @ mat2, where ``self`` may have the rows too."""
+    """Handles ``self + mat1 @ mat2``, where ``self`` may be followed too."""
     return (
         op.is_given("mat1")
         and not op.is_given("mat2")
@@ -147,7 +148,7 @@ def _sum_of_product(op: Operation) -> bool:
 
 
 def _repeat(op: Operation) -> bool:
-    """Handles repetition along other dimensions."""
+    """Handles repetition along dimensions that do not count rows."""
     return op.out.dim() == op.given[0].dim() and op.named["repeats"][0] == 1 and op.keeps_rows()
 
 
@@ -160,7 +161,7 @@ def _batch_norm(op: Operation) -> bool:
 
 
 def _rows_of_seeds(op: Operation) -> str:
-    """Handles indexing of rows by position. Tells whether every position is a seed."""
+    """Handles indexing by positions. Rows are known to be needed only if every position is a seed's."""
     index = op.named.get("index") if op.named.get("dim", 0) == 0 else None
     indices = op.named.get("indices") or [index]
     first = indices[0]

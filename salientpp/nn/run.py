@@ -23,7 +23,7 @@ from salientpp.sampling.hops import Hops
 
 
 def _functions(names: str) -> frozenset[Any]:
-    """Returns torch's functions, methods and operators of these names, including those that work in place."""
+    """Returns torch's functions, methods and operators of these names, with their in-place variants."""
     owners, forms = (torch, Tensor, torch.nn.functional), ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
     found = [getattr(owner, form.format(name), None) for owner in owners for name in names.split() for form in forms]
     return frozenset(function for function in found if callable(function))
@@ -88,7 +88,7 @@ class Run(Noted, TorchFunctionMode):
     def _forwards(
         self, modules: Iterable[tuple[str, torch.nn.Module]]
     ) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
-        """Yields modules and the functions that replace their forward."""
+        """Yields each module whose forward is replaced in this pass, with the replacement."""
         for path, module in modules:
             if isinstance(module, MessagePassing):
                 yield module, functools.partial(self._call, module, path, module.forward)
@@ -157,7 +157,6 @@ class Run(Noted, TorchFunctionMode):
         return self._layer(conv, call, arguments)
 
     def _layer(self, conv: MessagePassing, call: Call, arguments: dict[str, Any]) -> LayerCall:
-        """Returns the call of a layer on the needed rows only."""
         return LayerCall(conv, call, arguments, self.hops)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -190,7 +189,7 @@ class Run(Noted, TorchFunctionMode):
             self._is_inside = before
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
-        """Cuts the arguments to the number of rows of the shortest one. Tensors without rows of the batch stay."""
+        """Cuts arguments with rows of the batch to the shortest, so that they can be combined."""
         rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
         ndim = max((each.dim() for each in rows), default=0)
         counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}

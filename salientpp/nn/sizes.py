@@ -13,11 +13,11 @@ from typing import Any
 
 @dataclass(eq=False)
 class Reading:
-    """A model has read a number of rows.
+    """Record that a model has read a number of rows.
 
     Attributes:
         nodes: bit mask of the nodes that the rows come from.
-        is_used: the number gave a shape, or was compared for equality. Otherwise nobody knows what became of it.
+        is_used: True if the number gave a shape, or was compared for equality. Otherwise its use is unknown.
     """
 
     nodes: int
@@ -25,7 +25,7 @@ class Reading:
 
 
 class RowCount(int):
-    """Number of rows, or a number computed from it. It reports uses other than shapes to ``harm``."""
+    """Number computed from a number of rows. A use other than for shapes is reported to ``harm``."""
 
     readings: tuple[Reading, ...]
     harm: Callable[[int], None]
@@ -47,12 +47,12 @@ class RowCount(int):
         return found
 
     def use(self) -> None:
-        """Notes a use that does no harm."""
+        """Records a use as a shape, which does no harm."""
         for reading in self.readings:
             reading.is_used = True
 
     def need_all(self) -> None:
-        """Notes a use that needs all rows."""
+        """Records a use that would give another value with fewer rows, so that all rows are needed."""
         self.use()
         self.harm(self.nodes)
 
@@ -118,7 +118,7 @@ for _name in _HARMFUL:
 
 
 class Shape(tuple[int, ...]):
-    """Shape whose dimension ``lead`` counts followed rows. The number is read when somebody takes it."""
+    """Shape of followed rows, which dimension ``lead`` counts. Reading it gives a :class:`RowCount`."""
 
     lead: int
     nodes: int
@@ -151,7 +151,6 @@ class Shape(tuple[int, ...]):
         return tuple(other) + tuple(self)
 
     def numel(self) -> int:
-        """Returns the number of elements."""
         number = 1
         for value in self:
             number = number * value
@@ -177,7 +176,7 @@ def counts_in(value: Any) -> Iterator[RowCount]:
 
 
 def counts_are_shapes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a function uses the numbers of rows in its arguments as shapes, or as the end of first rows."""
+    """Returns True if a function uses row counts in its arguments as shapes or as the end of first rows."""
     if name in ("full", "new_full"):
         size = 0 if name == "full" else 1
         values = [kwargs.get("fill_value"), *args[size + 1 :]]

@@ -52,7 +52,7 @@ class _Node:
     """Step of the forward pass.
 
     Attributes:
-        length: number of hops that the step reaches: 1 for a call of ``propagate``, 0 for the begin and end of a layer's call.
+        length: number of hops that the step adds: 1 for a call of ``propagate``, 0 for the begin and end of a layer's call.
         parents: bit mask of the nodes whose rows the step uses.
     """
 
@@ -63,7 +63,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of a storage's rows: the nodes that they come from, and the number of original rows. Each of these may have become several consecutive rows."""
+    """Origin of rows in a storage: nodes and number of original rows. Each may be split into several."""
 
     nodes: int
     number: int
@@ -78,7 +78,7 @@ class _CallNodes:
 
 
 def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a method whose own operations the recorder ignores."""
+    """Decorates a recorder's method whose own operations must not be recorded."""
 
     @functools.wraps(method)
     def ignored(self: Recorder, *args: Any, **kwargs: Any) -> Any:
@@ -88,10 +88,10 @@ def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Recorder(Noted, TorchDispatchMode):
-    """Follows rows through a forward pass.
+    """Follows rows through a forward pass and builds the plan.
 
     Args:
-        num_seeds: number of first rows that are seeds for every type of vertices. A slice of at most this number of first rows keeps rows in place.
+        num_seeds: number of first rows that are seeds in every vertex type. A slice of at most this number of first rows still has rows in place.
         frame: Python frame that calls the model.
     """
 
@@ -115,11 +115,11 @@ class Recorder(Noted, TorchDispatchMode):
 
     @property
     def is_between(self) -> bool:
-        """True between layers."""
+        """True while the model's own code runs, between two layers."""
         return self._parts == 0 and self._quiet == 0 and not self.is_inside
 
     def quietly(self, run: Callable[[], Any]) -> Any:
-        """Runs a module that a trimmed model calls as a whole."""
+        """Runs a module that a trimmed model calls as a whole, without following its inner operations."""
         self._quiet += 1
         try:
             return run()
@@ -128,7 +128,7 @@ class Recorder(Noted, TorchDispatchMode):
 
     @property
     def counts_rows(self) -> bool:
-        """True where numbers of rows may do harm: between layers, and in modules inside layers."""
+        """True where a number of rows may do harm if the model reads it: between layers, and in modules inside layers."""
         return self._parts > 0 or not self.is_inside
 
     @property
@@ -193,24 +193,24 @@ class Recorder(Noted, TorchDispatchMode):
 
     @_unseen
     def are_rows(self, inputs: Any) -> bool:
-        """Returns True if the first dimension counts the rows of all tensors whose rows are followed."""
+        """Returns True if the first dimension counts rows in every followed tensor of ``inputs``."""
         return not any(self._leads.get(_view_key(tensor), 0) for tensor in tensors_of(inputs))
 
     def read(self, inputs: Any) -> None:
-        """Records that values leave torch. All their rows are then needed."""
+        """Records that Python reads values of tensors, so that all their rows are needed."""
         if not self._suspended:
             self.unseen(lambda: self._need_all(self._nodes_of(inputs)))
 
     @_unseen
     def see_gradients(self, inputs: Any) -> None:
-        """Records that tensors are used. If a function of the user's computes the gradient of one, it may mix rows, so that all of them are needed."""
+        """Records tensors. If a function of the user computes the gradient of one, all its rows are needed."""
         for tensor in tensors_of(inputs):
             function = tensor.grad_fn
             if isinstance(function, BackwardCFunction) and not _home_of(function).startswith(_KEEP_ROWS):
                 self._need_all(self._nodes_of([tensor]))
 
     def shape_of(self, tensor: Tensor) -> Shape | None:
-        """Returns the shape of a tensor whose rows are followed. It reports what becomes of the number of rows. Returns None for any other tensor."""
+        """Returns a followed tensor's shape, which reports what becomes of the number of rows; else None."""
         nodes, lead = self._nodes_of([tensor]), self._leads.get(_view_key(tensor), 0)
         return Shape(tensor.shape, lead, nodes, self._count) if nodes and lead < tensor.dim() else None
 
@@ -219,7 +219,7 @@ class Recorder(Noted, TorchDispatchMode):
         return RowCount(number, (self._readings[-1],), self._need_all)
 
     def follow_shaped(self, tensor: Tensor, count: RowCount) -> None:
-        """Follows the rows of a new tensor, whose number is ``count``."""
+        """Follows a new tensor that was made with ``count`` rows, such as ``torch.zeros(count)``."""
         if tensor.dim() and tensor.size(0) == int(count):
             count.use()
             self._rows[_key(tensor)] = _Rows(count.nodes, tensor.size(0))
@@ -227,7 +227,7 @@ class Recorder(Noted, TorchDispatchMode):
             count.need_all()
 
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs a module inside a layer. In messages, the module gets rows of edges. If it mixes them, as normalisations do, the layer needs all edges."""
+        """Runs a module inside a layer. If it mixes rows of edges, as norms do, the layer needs all edges."""
         if not self.is_inside:  # it is used between layers too
             return run()
         self._parts += 1
@@ -260,7 +260,7 @@ class Recorder(Noted, TorchDispatchMode):
             self._suspended -= 1
 
     def plan(self, out: Any, trusts_readings: bool = False) -> Plan:
-        """Returns the plan of a model that returned ``out``. Unless it trusts them, unknown uses of numbers of rows need all rows."""
+        """Returns the plan of a model that returned ``out``. Unknown uses of row counts need all rows, unless trusted."""
         self.see_gradients(out)
         for reading in self._readings:
             if not reading.is_used and not trusts_readings:

@@ -142,7 +142,7 @@ def _remove(model: torch.nn.Module) -> None:
 
 
 def _extra_repr(model: torch.nn.Module) -> str:
-    """Returns the text that a printed model has in its first line."""
+    """Returns the first line of a printed model, which says that it is trimmed."""
     return ", ".join(filter(None, [type(model).extra_repr(model), "trimmed by salientpp.nn.trim"]))
 
 
@@ -178,8 +178,6 @@ def _with_plans(norms: Norms, check: bool, plans: dict[Any, Planned]) -> Trimmin
 
 @dataclass
 class _Running:
-    """Forward pass of a trimmed model in this thread."""
-
     run: Run
     key: Any
     planned: Planned
@@ -249,7 +247,7 @@ def _begin(trimmed: Trimming, frame: Any) -> None:
 
 
 def _is_followed() -> bool:
-    """Returns True if torch follows the operations of this thread in a way that the kernels of products do not know."""
+    """Returns True if torch traces this thread's operations in a way that kernels of products do not support."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
@@ -263,7 +261,7 @@ def _planned(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Planned:
-    """Returns the plan of a call. Makes it if there is none, and checks it if that is due."""
+    """Returns the plan of a call: makes it if there is none, and compares it if that is due."""
     planned = trimmed.plans.get(key)
     if planned is not None and not (has_changed or planned.is_due):
         return planned
@@ -307,7 +305,7 @@ def _planned(
 
 
 def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results, Plan]:
-    """Returns a new plan that trusts the numbers of rows that the model reads, the results of the plain model, and a plan that does not trust them."""
+    """Returns a plan that trusts row counts the model reads, the plain results, and a plan that does not."""
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
@@ -317,7 +315,7 @@ def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results,
 
 
 def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan | None:
-    """Returns a plan that gives the plain model's results on a batch; None if none does. Raises what a call raises."""
+    """Returns a plan with the plain model's results on a batch; None if none has. Errors of calls pass through."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:
@@ -339,7 +337,7 @@ def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, 
 
 
 def _is_first(model: torch.nn.Module) -> bool:
-    """Returns True if :func:`_before_forward` is the first hook, so that the model's own hooks are part of its forward pass. Makes it the first one."""
+    """Makes :func:`_before_forward` the first hook, before the model's own. Returns True if it was."""
     hooks = cast("OrderedDict[int, Any]", model._forward_pre_hooks)
     if next(iter(hooks.values())) is _before_forward:
         return True
@@ -385,7 +383,7 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
 
 
 def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]) -> Any:
-    """Calls a model again, with all rows, after operations that were not there when its plan was made. Returns its output. The plan then allows for them."""
+    """Repeats a call with all rows after unknown operations, and returns its output. The plan then allows them."""
     trimmed, planned, hops = getattr(model, _ATTRIBUTE), running.planned, running.run.hops
     name, other = type(model).__name__, first_of(functions, min(planned.functions or [()], key=len))
     trimmed.plans.pop(running.key, None)
@@ -418,7 +416,7 @@ def trimming_of(model: torch.nn.Module) -> Trimming | None:
 
 
 def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """Returns what the plan depends on of a call that several ranks make together, each with rows of its own.
+    """Returns the facts about a call on which its plan depends, where several ranks make the call together on rows of their own.
 
     Returns:
         A key that is equal on all ranks, and the numbers among this rank's arguments as text. The text is empty on all ranks or on none. A tensor with
@@ -444,7 +442,7 @@ def _key_of_call(
     kwargs: dict[str, Any],
     plans: dict[Any, Any],
 ) -> Any:
-    """Returns the key of a call's plan in ``plans``. It has the values of numbers among the arguments, unless there are too many values."""
+    """Returns the key of a call's plan in ``plans``. It has the values of number arguments, if these are few."""
     key = _key(attributes, parameters, args, kwargs, has_numbers=True)
     if key in plans or len(plans) < MAX_PLANS:
         return key
@@ -467,7 +465,7 @@ def _key(
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:
-    """Returns what a model may branch on: the value of a number, str or None; of a tensor, also whether it needs a gradient; else the type."""
+    """Returns what a model may branch on: a value of number, str or None, a tensor's gradient, or the type."""
     if isinstance(value, Tensor):
         is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
         return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()
@@ -480,7 +478,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns what a model may branch on in a container. Large numbers there are often sizes of batches, which a plan does not depend on."""
+    """Returns what a model may branch on inside a container. Large numbers count as sizes of batches."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)

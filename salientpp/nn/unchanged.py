@@ -1,7 +1,7 @@
 """Decides whether a message-passing layer still computes what its class computes.
 
-Products, other orders of operations and sums from other machines replace code of PyG. They equal that code only if nobody has changed the layer: by a method
-on the instance or on PyG's class, by a hook, or by another aggregation. Trimming, ``merge_partial``, full-graph training and inference ask here.
+Trimming, ``merge_partial``, full-graph training and inference replace code of PyG by faster code. The results are equal only if nobody has changed the
+layer: by a method on the instance or on PyG's class, by a hook, or by another aggregation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GENERATED = frozenset(["propagate", "edge_updater", "collect", "edge_collect"])
 
 
 class _Functions:
-    """Functions that an owner, a class or a file, has under some names when this object is made."""
+    """Remembers the functions of a class or a file, to find out later whether one was replaced."""
 
     def __init__(self, owner: Any, names: list[str]) -> None:
         self._owner, self._names = owner, names
@@ -49,7 +49,7 @@ class _Functions:
         self._known = self._read(owner)
 
     def replaced(self) -> str | None:
-        """Returns the name of a function that was replaced since; None if there is none."""
+        """Returns the name of a function that was replaced since this object was made; None if there is none."""
         try:
             now = self._read(self._owner)
         except AttributeError:
@@ -75,7 +75,6 @@ def _functions_of(kind: type) -> tuple[_Functions, _Functions]:
 
 
 def _classes(base: Any) -> Iterator[type]:
-    """Yields a class and its subclasses in PyG."""
     yield base
     for kind in base.__subclasses__():
         if kind.__module__.startswith("torch_geometric."):
@@ -91,7 +90,7 @@ _PROPAGATE, _EDGE_UPDATER = MessagePassing.propagate, MessagePassing.edge_update
 
 
 def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
-    """Returns what was changed in the way in which a layer passes messages, as the predicate of a sentence; None if nothing was.
+    """Returns what the user has changed in how a layer passes messages, as the predicate of a sentence; None if nothing.
 
     It reads the layer's methods, PyG's hooks, its aggregation, and hooks for all modules. It does not look at the code of subclasses outside PyG, and not at
     other modules inside the layer (see :func:`change_inside`). Without ``with_hooks`` it ignores hooks of PyG and ``explain``.
@@ -152,7 +151,7 @@ def has_global_hooks() -> bool:
 
 
 def has_other_modes() -> bool:
-    """Returns True if a mode of torch functions is active that may change results: neither one of this package nor one that chooses a device."""
+    """Returns True if a torch function mode that may change results is active. Devices and our modes do not."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext and not _is_ours(mode) for mode in modes)
 
@@ -177,7 +176,7 @@ def _change_of_part(part: torch.nn.Module) -> str | None:
 
 @functools.cache
 def _names(kind: Any) -> frozenset[str]:
-    """Returns the names of a layer's methods."""
+    """Returns the names of the methods by which a layer passes messages."""
     bases = kind.__mro__[: kind.__mro__.index(MessagePassing) + 1]
     found = {name for base in bases for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
     return frozenset(name for name in found if not name.startswith(("__", "register_"))) - _HARMLESS
@@ -202,7 +201,7 @@ def _is_own(module: torch.nn.Module, name: str, value: Any) -> bool:
 
 
 def _replaced_in(functions: tuple[_Functions, ...]) -> str | None:
-    """Returns the name of a function of PyG that was replaced since this module was imported; None if there is none."""
+    """Returns the name of a function of PyG that was replaced since import; None if there is none."""
     for each in functions:
         if (name := each.replaced()) is not None:
             return name
@@ -210,7 +209,7 @@ def _replaced_in(functions: tuple[_Functions, ...]) -> str | None:
 
 
 def _modules_in(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns a module and the modules inside it. ``modules()`` takes some microseconds more."""
+    """Returns a module and the modules inside it, some microseconds faster than ``modules()``."""
     found = [module]
     for each in found:
         if inner := vars(each)["_modules"]:

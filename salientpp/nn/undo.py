@@ -21,7 +21,7 @@ Undo = Callable[[], object]
 
 
 class _Calls(threading.local):
-    """The outermost call of a trimmed model in this thread: the Python frame that makes it, and its notes. Without a call, the frame is None."""
+    """The outermost call of a trimmed model in this thread: its frame, or None, and its notes."""
 
     frame: Any = None
 
@@ -63,13 +63,13 @@ def is_running() -> bool:
 
 
 def note(undo: Undo) -> None:
-    """Notes how to undo a change that will be made next. Without a call, nothing is noted."""
+    """Notes how to undo the change that the caller makes next. Does nothing outside a call."""
     if _calls.frame is not None:
         _calls.notes.append(undo)
 
 
 def undo_noted(undo: Undo) -> None:
-    """Undoes a change and removes its note. An interrupt may have left changes within it, whose notes are later ones. They are undone first."""
+    """Undoes a change and removes its note, after the later notes that an interrupt has left within it."""
     notes = _calls.notes
     if undo not in notes:
         undo()
@@ -80,7 +80,7 @@ def undo_noted(undo: Undo) -> None:
 
 
 class Noted:
-    """Base class of modes of torch that are removed after an interrupt. List it before torch's class."""
+    """Base class of torch modes that :func:`undo_noted` can remove after an interrupt. List it before torch's class."""
 
     def __enter__(self) -> Any:
         if not isinstance(self, TorchFunctionMode):

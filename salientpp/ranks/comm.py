@@ -288,7 +288,7 @@ class Comm:
         return self.groups is not None and self.groups.is_inherited
 
     def check_process(self) -> None:
-        """Raises RuntimeError if the group belongs to another process."""
+        """Raises RuntimeError in a process that was forked from this rank, because connections belong to the rank."""
         if self.groups is not None:
             self.groups.check_process()
 

@@ -24,7 +24,7 @@ from salientpp.ranks.comm import Comm, Pending
 
 @dataclass(eq=False)
 class Letter:
-    """An all-to-all that may not have left yet. :meth:`Mail.post` makes it.
+    """Small all-to-all that was posted, and leaves together with others. :meth:`Mail.post` makes it.
 
     Attributes:
         mail: the mail that sends it.
@@ -59,7 +59,6 @@ class Letter:
 
     @property
     def nbytes_received(self) -> int:
-        """Number of bytes that arrive with this letter."""
         return sum(self.recv_counts) * self._row_bytes
 
     @property
@@ -126,11 +125,11 @@ class Mail:
         size = self.comm.size
         if tensor.device.type != "cpu":
             raise ValueError(
-                f"a letter must be on the CPU, got a tensor on {tensor.device}; send it with Comm.all_to_all"
+                f"post() sends tensors on the CPU, got one on {tensor.device}; send it with Comm.all_to_all"
             )
         if len(send_counts) != size or len(recv_counts) != size or sum(send_counts) != tensor.size(0):
             raise ValueError(
-                f"a letter needs counts for {size} ranks, and as many rows as it sends, got {len(send_counts)} and {len(recv_counts)} "
+                f"post() needs a count for each of {size} ranks, and a row for each that it sends; got {len(send_counts)} and {len(recv_counts)} "
                 f"counts, and {tensor.size(0)} rows for {sum(send_counts)}"
             )
         letter = Letter(self, tensor, send_counts, recv_counts)

@@ -25,7 +25,7 @@ MOST_LOGICAL_RANKS = 2**14
 
 
 def runs(number: int, groups: int) -> list[int]:
-    """Divides ``number`` items into ``groups`` consecutive runs, as even as possible. Returns the beginning of each run, and ``number`` at the end."""
+    """Divides items into consecutive groups of nearly equal size. Returns where each begins, and ``number`` at the end."""
     return [group * number // groups for group in range(groups + 1)]
 
 
@@ -128,7 +128,6 @@ class Placement:
 
     @property
     def logical_ranks(self) -> range:
-        """Logical ranks of this rank."""
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
@@ -194,12 +193,10 @@ class Placement:
         return self.host_of(self.rank)
 
     def host_of(self, rank: int) -> int:
-        """Returns the number of a rank's host."""
         return bisect_right(self._first_ranks, rank) - 1
 
     @property
     def ranks_of_host(self) -> range:
-        """Ranks of this rank's host."""
         return range(*self._first_ranks[self.host : self.host + 2])
 
     @cached_property

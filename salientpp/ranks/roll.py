@@ -1,4 +1,4 @@
-"""Roll call of the ranks that make a Comm together: names the ranks that do not come, and connects those that do."""
+"""Roll call before ranks connect: names the ranks that do not come, and connects those that do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Reports this rank's mistake to all ranks that come, instead of answering the roll call. ``astray``: see :func:`go_astray`."""
+        """Tells all ranks that come of this rank's mistake, instead of answering. ``astray``: see :func:`go_astray`."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:

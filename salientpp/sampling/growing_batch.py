@@ -1,4 +1,4 @@
-"""A batch that grows hop by hop, from draws that come from several holders of lists."""
+"""Batch that grows hop by hop, from draws that several ranks make from their neighbour lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from salientpp.store.tiers import NO_IDS
 
 @dataclass(eq=False)
 class GrowingBatch:
-    """A batch while it is drawn. The lists below have one entry per vertex type, or per relation.
+    """A batch while it is drawn. Lists among the attributes have one entry per vertex type, or per relation.
 
     Attributes:
         topology: the names and numbers of vertices.

@@ -13,7 +13,6 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.relation import Relation
 from salientpp.store.rows import RowSource, take_rows
-from salientpp.store.target_lists import positions_of
 from salientpp.store.tiers import NO_IDS
 
 
@@ -37,10 +36,9 @@ class HopDraw(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Numbers of vertices whose lists were read for a batch of this rank, by the place of the lists: own part, copies, other ranks."""
+    """Numbers of vertices whose lists were read for a batch of this rank, by the place of the lists: own part, other ranks."""
 
     own: int = 0
-    copied: int = 0
     remote: int = 0
 
     def plus(self, more: Reads) -> Reads:
@@ -49,7 +47,7 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Vertices:
-    """Vertices of one type, int64 [m], whose lists are read.
+    """Vertices of one type whose neighbour lists are read; tensors are int64 [m].
 
     Attributes:
         ids: global ids.
@@ -64,7 +62,6 @@ class Vertices:
     since: Tensor | None = None
 
     def at(self, position: Tensor) -> Vertices:
-        """Returns the vertices at these positions."""
         others = (self.tree, self.now, self.since)
         return Vertices(self.ids[position], *(None if column is None else column[position] for column in others))
 
@@ -105,25 +102,6 @@ class Drawn:
 Group = tuple[Tensor | None, Drawn]
 
 
-#: The arrays of a :class:`~salientpp.graph.relation.Relation` with one entry per edge, as far as the lists of a part have them.
-COLUMNS = ("indices", "edge_id", "edge_weight", "edge_time", "source_time")
-
-
-@dataclass(frozen=True, eq=False)
-class WholeLists:
-    """The lists of m vertices of one relation, list after list.
-
-    Attributes:
-        first: int64 [m], number of the first edge of each list.
-        columns: values [e] of the edges, for names in :data:`COLUMNS`. ``edge_id`` is the number of an edge minus that of the first edge of its list.
-        rows: attribute name -> rows [e, ...] in the order of the edges' numbers.
-    """
-
-    first: Tensor
-    columns: Mapping[str, Tensor]
-    rows: Mapping[str, Tensor]
-
-
 @dataclass(frozen=True, eq=False)
 class Lists:
     """Lists of one relation in one set of arrays.
@@ -131,24 +109,16 @@ class Lists:
     Attributes:
         relation: the arrays. Their rows are called places.
         number: number of the relation in the graph.
-        first_edge: number of the first edge of these arrays, if their edges are numbered consecutively.
-        firsts: int64 [places], number of the first edge of each list, if edges are numbered consecutively only inside a list. None: ``first_edge`` counts.
-        attributes: attribute name -> rows of the edges. Row i belongs to edge ``first_row + i``, or with ``firsts`` to edge i of these arrays.
+        first_edge: number of the first edge of these arrays, whose edges are numbered consecutively.
+        attributes: attribute name -> rows of the edges. Row i belongs to edge ``first_row + i``.
         first_row: see ``attributes``.
     """
 
     relation: Relation
     number: int
     first_edge: int
-    firsts: Tensor | None = None
     attributes: Mapping[str, RowSource] = field(default_factory=dict)
     first_row: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays and of the attributes in memory."""
-        rows = sum(getattr(rows, "nbytes", 0) for rows in self.attributes.values())
-        return self.relation.nbytes + rows + (0 if self.firsts is None else self.firsts.nbytes)
 
     def draw(self, place: Tensor, of: Vertices, hop: HopDraw, keeps_edges: bool, with_rows: bool) -> Drawn:
         """Draws from the lists at ``place``, int64 [m], for these vertices.
@@ -179,18 +149,6 @@ class Lists:
         )  # fmt: skip
         return self._numbered(place, Drawn(count, row, position), with_rows)
 
-    def whole(self, place: Tensor) -> WholeLists:
-        """Returns the lists at ``place``, int64 [m], with everything that draws from them need."""
-        lists, begin = self.relation, self.relation.indptr[place]
-        which, position = positions_of(lists.indptr, place)
-        columns = {name: array[position] for name in COLUMNS if (array := getattr(lists, name)) is not None}
-        # The lists of a part number their edges consecutively, so an attribute's rows of one list are consecutive too.
-        columns["edge_id"] = columns.get("edge_id", position) - begin[which]
-        rows = {
-            name: take_rows(rows, position + self.first_edge - self.first_row) for name, rows in self.attributes.items()
-        }
-        return WholeLists(begin + self.first_edge, columns, rows)
-
     @cached_property
     def _base(self) -> Tensor:
         return torch.tensor([self.first_edge], dtype=torch.int64, device="cpu")
@@ -200,17 +158,12 @@ class Lists:
         position, ids = drawn.offset, self.relation.edge_id
         assert position is not None  # as the caller made it
         stored = position if ids is None else ids[position].to(torch.int64)
-        if self.firsts is None and not with_rows:
+        if not with_rows:
             return Drawn(drawn.count, drawn.source, stored, self._base)
-        begin = self.relation.indptr[place]
-        if self.firsts is None:
-            base, first, shift = self._base, begin + self.first_edge, self.first_edge - self.first_row
-        else:
-            first, shift = self.firsts[place], 0
-            base = first - begin
-        row = stored + shift if with_rows and self.attributes and shift else stored
-        rows = {name: take_rows(rows, row) for name, rows in self.attributes.items()} if with_rows else {}
-        return Drawn(drawn.count, drawn.source, stored, base, first, rows)
+        shift = self.first_edge - self.first_row
+        row = stored + shift if self.attributes and shift else stored
+        rows = {name: take_rows(rows, row) for name, rows in self.attributes.items()}
+        return Drawn(drawn.count, drawn.source, stored, self._base, self.relation.indptr[place] + self.first_edge, rows)
 
 
 def merged_sources(size: int, groups: Sequence[Group]) -> tuple[Tensor, Tensor]:

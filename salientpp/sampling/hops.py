@@ -73,7 +73,6 @@ class Hops:
 
     @property
     def depth(self) -> int:
-        """Number of sampled hops."""
         return max(map(len, self.num_nodes.values())) - 1
 
     def nodes_within(self, type_: str | None, hops: int) -> int:
@@ -117,7 +116,10 @@ class Hops:
         return lists
 
     def make_used_lists(self) -> None:
-        """Makes the lists that models used for earlier batches. Sampling threads call it."""
+        """Makes the edge lists that models asked for in earlier batches.
+
+        Sampling threads call it, so that the training step does not wait for the lists.
+        """
         for relation, self_loops, by_source in sorted(demand.lists, key=str):
             if relation in self.edge_index:
                 lists = self.lists(relation, self_loops)

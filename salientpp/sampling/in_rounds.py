@@ -1,4 +1,4 @@
-"""Samples of a topology in parts, drawn in rounds."""
+"""Draws PyG's samples over a topology whose parts several ranks hold, with exchanges between these ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drawing_of(
     draw_key: int | None = None,
     only_vertices: bool = False,
 ) -> Drawing:
-    """Samples as the method of the sampler for these inputs, in rounds.
+    """Draws what the sampler's own method would draw for these inputs, with exchanges between ranks.
 
     Args:
         sampler: a sampler over a :class:`~salientpp.sampling.part_topology.PartTopology`.
@@ -48,7 +48,9 @@ def drawing_of(
     """
     topology, of_edges = sampler.topology, isinstance(inputs, EdgeSamplerInput)
     if not isinstance(topology, PartTopology):
-        raise TypeError(f"only a PartTopology is drawn in rounds, got {type(topology).__name__}")
+        raise TypeError(
+            f"the sampler's topology must be a PartTopology, whose batches several ranks draw together, got a {type(topology).__name__}"
+        )
 
     def around(sample: Sample) -> Mfg:
         if isinstance(inputs, EdgeSamplerInput):
@@ -109,7 +111,7 @@ class Round:
 
 
 def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg]]:
-    """Draws several samples with the same number of rounds together. One packet holds the requests of all of them."""
+    """Draws several samples at the same time, so that one packet has the requests of all of them."""
     answers: list[Packets | None] = [None] * len(drawings)
     while True:
         asks: list[Packets] = []

@@ -1,4 +1,4 @@
-"""Topology of which this host holds some parts. The owners of the other lists draw from them on behalf of this rank.
+"""Topology of a graph that is divided among hosts. The owners of neighbour lists draw from them on behalf of other ranks.
 
 The draws of a vertex depend only on (batch key, hop, relation, tree, vertex). So the owner of a list draws what any other holder of the list would draw,
 and batches equal those of a topology that holds all lists.
@@ -29,7 +29,6 @@ from salientpp.sampling.held_lists import (
     Lists,
     Reads,
     Vertices,
-    WholeLists,
     merged,
     merged_sources,
 )
@@ -41,7 +40,7 @@ from salientpp.store.directory.part_topology import PartEdgeRows
 from salientpp.store.narrow import Narrow
 from salientpp.store.rows import RowSource
 from salientpp.store.sent_formats import as_stored, encoded
-from salientpp.store.tiers import NO_IDS, IdSet
+from salientpp.store.tiers import NO_IDS
 
 Out = TypeVar("Out")
 
@@ -53,43 +52,22 @@ Drawing = Generator[Packets, Packets | None, Mfg]
 
 
 @dataclass(frozen=True, eq=False)
-class CopiedLists:
-    """Copies of the lists of some vertices of other parts.
-
-    Attributes:
-        members: for each vertex type, the vertices whose lists are copied.
-        lists: for each relation, the lists of the members of its target type. The place of a list is the slot of its vertex.
-    """
-
-    members: Sequence[IdSet]
-    lists: Sequence[Lists]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copies, with their index."""
-        of_lists = (lists.nbytes for lists in self.lists)
-        return sum(of_lists) + sum(own.ids.nbytes + own.words.nbytes for own in self.members)
-
-
-@dataclass(frozen=True, eq=False)
 class _Places:
     """Holders of the lists of some vertices: positions among the vertices (None: all), and places of the lists.
 
     Attributes:
         home: of the lists that this host holds; the place is the number of the vertex in the host's part.
-        copied: of the lists that are copied.
         remote: part -> the same for the lists that it owns; the place is the number of the vertex in that part.
     """
 
     size: int
     home: tuple[Tensor | None, Tensor]
-    copied: tuple[Tensor, Tensor] | None = None
     remote: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def reads(self) -> Reads:
-        home, copied = self.home[1].numel(), 0 if self.copied is None else self.copied[1].numel()
-        return Reads(home, copied, self.size - home - copied)
+        home = self.home[1].numel()
+        return Reads(home, self.size - home)
 
 
 class PartTopology(Topology):
@@ -101,9 +79,6 @@ class PartTopology(Topology):
         part_id: the part in ``books`` that this host holds.
         edge_rows: for each relation, the attributes of the edges in ``graph``. Empty: no attributes.
         seeds_are_held: True if batches start only from vertices of this host's part. The first hop then needs no round.
-
-    Attributes:
-        copied: copies of lists of other parts, or None.
     """
 
     def __init__(
@@ -133,12 +108,11 @@ class PartTopology(Topology):
         self._bounds = [torch.tensor([piece.first_target for piece in pieces], device="cpu") for pieces in graph.lists]
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
         self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
-        self.copied: CopiedLists | None = None
 
     def for_loader(self) -> PartTopology:
-        """Returns the same topology for one more loader, which may change what is particular to a loader: ``seeds_are_held``, ``copied`` and formats."""
+        """Returns the same topology for one more loader, which may change what is particular to a loader: ``seeds_are_held`` and formats."""
         found = copy.copy(self)
-        found.seeds_are_held, found.copied, found._lists = True, None, self._stored
+        found.seeds_are_held, found._lists = True, self._stored
         return found
 
     def send_edges_as(self, sent: Mapping[EdgeColumn, Narrow]) -> None:
@@ -155,7 +129,7 @@ class PartTopology(Topology):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the lists of this host's part, without copies."""
+        """Bytes of the lists of this host's part."""
         return self.part.nbytes
 
     def arrays(self) -> list[Tensor]:
@@ -195,7 +169,8 @@ class PartTopology(Topology):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Drawing:
-        """Samples as :meth:`Topology.sample` says, in rounds. It yields requests, also empty ones, :meth:`num_rounds` times.
+        """Samples as :meth:`Topology.sample` says. It yields requests to other ranks, also empty ones, :meth:`num_rounds`
+        times.
 
         Raises:
             RuntimeError: a seed is out of range, or ``seeds_are_held`` is wrong.
@@ -226,7 +201,7 @@ class PartTopology(Topology):
             batch.reads = batch.reads.plus(places[type_].reads)
         groups: list[list[Group]] = [[] for _ in self.ends]
         for number in request.relations(self.ends):
-            groups[number] = self._own_draws(request, number, places[self.ends[number][1]], batch)
+            groups[number] = self._draws(request, number, places[self.ends[number][1]], with_rows=False)
         if asks:
             packets = {part: own.packed() for part, own in asked.items()}
             answers = yield packets
@@ -240,15 +215,12 @@ class PartTopology(Topology):
                         batch.arrived[number].append(drawn)
         return groups
 
-    def _own_draws(self, request: ListRequest, number: int, places: _Places, batch: GrowingBatch) -> list[Group]:
-        """Draws in one relation from the lists that this host holds, and from copies."""
+    def _draws(self, request: ListRequest, number: int, places: _Places, with_rows: bool) -> list[Group]:
+        """Draws in one relation from the lists that this host holds, with the rows of the edges if another rank asked for them."""
         vertices, found = request.vertices[self.ends[number][1]], []
         for position, place, lists in self._held(number, places):
             of = vertices if position is None else vertices.at(position)
-            drawn = self._read(request, lists, place, of, with_rows=lists.firsts is not None)
-            if drawn.rows:
-                batch.arrived[number].append(drawn)
-            found.append((position, drawn))
+            found.append((position, self._read(request, lists, place, of, with_rows)))
         return found
 
     def _read(self, request: ListRequest, lists: Lists, place: Tensor, of: Vertices, with_rows: bool) -> Drawn:
@@ -260,19 +232,17 @@ class PartTopology(Topology):
         return lists.edges_between(place, of, request.members[source], size, request.num_trees, with_rows)
 
     def _places(self, type_: int, ids: Tensor) -> _Places:
-        """Returns the holders of the lists of these vertices."""
         book = self.books[type_]
         if book.num_parts == 1:
             return _Places(ids.numel(), (None, ids))
-        sets = [] if self.copied is None else [self.copied.members[type_].words]
-        position, slot, counts = ops.look_up(ids, book.offsets, self.part_id, [], sets)
+        position, slot, counts = ops.look_up(ids, book.offsets, self.part_id, [], [])
         remote: dict[int, tuple[Tensor, Tensor]] = {}
         sizes = counts.tolist()
         for part, at, of_part in zip(range(len(sizes)), position[-1].split(sizes), slot[-1].split(sizes)):
             if at.numel():
                 remote[part] = at, of_part - book.range_of(part)[0]
         home = (None if position[0].numel() == ids.numel() else position[0]), slot[0]
-        return _Places(ids.numel(), home, (position[1], slot[1]) if sets else None, remote)
+        return _Places(ids.numel(), home, remote)
 
     def _held(self, number: int, places: _Places) -> Iterator[tuple[Tensor | None, Tensor, Lists]]:
         """Yields positions of vertices (None: all), places of their lists, and the lists that hold them."""
@@ -286,8 +256,6 @@ class PartTopology(Topology):
                 at = (piece_of == piece).nonzero().flatten()
                 if at.numel():
                     yield at if position is None else position[at], ids[at] - int(bounds[piece]), lists
-        if places.copied is not None and self.copied is not None and places.copied[0].numel():
-            yield *places.copied, self.copied.lists[number]
 
     def _asked(self, request: ListRequest, places: Sequence[_Places], batch: GrowingBatch) -> dict[int, ListRequest]:
         """Returns the request to each part that owns lists of this batch which the host does not hold."""
@@ -345,7 +313,7 @@ class PartTopology(Topology):
             if at is not None:
                 words = "vertex" if name is None else f"{name!r} vertex"
                 raise RuntimeError(
-                    f"a rank asked for the list of {words} {int(of_type.ids[at]) + begin}, but part {self.part_id} owns [{begin}, {end}); start all "
+                    f"a rank asked for the neighbour list of {words} {int(of_type.ids[at]) + begin}, but part {self.part_id} owns [{begin}, {end}); start all "
                     "ranks on the same dataset directory"
                 )
             since = self.since(of_type.now, request.hop.window)
@@ -355,16 +323,7 @@ class PartTopology(Topology):
         answer = []
         for number in request.relations(self.ends):
             target = self.ends[number][1]
-            groups = [
-                (
-                    at,
-                    self._read(
-                        request, lists, place, vertices[target] if at is None else vertices[target].at(at), True
-                    ),
-                )
-                for at, place, lists in self._held(number, places[target])
-            ]
-            drawn = merged(vertices[target].ids.numel(), groups)
+            drawn = merged(vertices[target].ids.numel(), self._draws(request, number, places[target], with_rows=True))
             if not request.members:
                 self._check_sources(number, drawn.source)
             answer.append(drawn)
@@ -383,7 +342,7 @@ class PartTopology(Topology):
 
 
 def drawn_alone(drawing: Generator[Packets, Packets | None, Out], holder: str = "this host") -> Out:
-    """Returns the result of a drawing that asks no other rank.
+    """Finishes a drawing that needs no other rank, and returns its result.
 
     Args:
         holder: the holder of the lists, for errors.
@@ -397,7 +356,7 @@ def drawn_alone(drawing: Generator[Packets, Packets | None, Out], holder: str = 
     except StopIteration as end:
         return end.value
     raise RuntimeError(
-        f"this batch needs lists that {holder} does not hold; only a loader on all ranks together can draw it"
+        f"this batch needs neighbour lists that {holder} does not hold; only a loader that all ranks make together can draw it"
     )
 
 
@@ -411,18 +370,3 @@ def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr:
     assert part.part_id is not None  # the view was made with a part
     graph, rows = part.part_graph(time_attr, weight_attr), part.part_edge_rows()
     return PartTopology(graph, part.books, part.part_id, [rows[name] for name in graph.edge_types])
-
-
-def whole_lists(topology: PartTopology, type_: int, row: Tensor) -> dict[int, list[WholeLists]]:
-    """Returns the lists of some vertices of this host's part, by relation into their type, in one or several pieces.
-
-    Args:
-        type_: position of their type.
-        row: int64 [m], ascending numbers of the vertices in the part.
-    """
-    places = _Places(row.numel(), (None, row))
-    return {
-        number: [lists.whole(place) for _, place, lists in topology._held(number, places)]
-        for number, (_, target) in enumerate(topology.ends)
-        if target == type_
-    }

@@ -22,8 +22,6 @@ from salientpp.store.tiers import NO_IDS
 
 
 class GraphTopology(Topology):
-    """Topology of a :class:`~salientpp.Graph`."""
-
     def __init__(self, graph: Graph) -> None:
         self.graph: Graph = graph
         self.num_vertices = {None: graph.num_vertices}

@@ -29,7 +29,6 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @cache
 def has_triton() -> bool:
-    """True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

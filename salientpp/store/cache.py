@@ -71,13 +71,11 @@ class FeatureCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory."""
         ids = self.members.words.nbytes + self.device_members.words.nbytes
         return ids + sum(rows.nbytes for rows in self.rows.values())
 
     @property
     def in_words(self) -> str:
-        """Number of rows, and bytes of host memory."""
         return _in_words(self)
 
     def __repr__(self) -> str:
@@ -132,12 +130,10 @@ class TypedFeatureCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory."""
         return sum(cache.nbytes for cache in self.by_type.values())
 
     @property
     def in_words(self) -> str:
-        """Number of rows, and bytes of host memory."""
         return _in_words(self)
 
     def __repr__(self) -> str:

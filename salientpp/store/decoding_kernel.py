@@ -37,17 +37,6 @@ def _round_to_bfloat16(bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _from_float8(code):  # type: ignore[no-untyped-def]
-    """Decodes 8-bit floats (e4m3), given as uint8. GPUs older than compute capability 8.9 have no instruction for it."""
-    code = code.to(tl.uint32)
-    magnitude = code & 0x7F
-    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
-    small = ((magnitude << 20) | (121 << 23)).to(tl.float32, bitcast=True) - 0.015625
-    value = tl.where(magnitude < 8, small, normal).to(tl.uint32, bitcast=True)
-    return (value | ((code & 0x80) << 24)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _repeat(x, times: tl.constexpr):  # type: ignore[no-untyped-def]
     """Repeats each column of x [R, C]: [R, C * times]."""
     repeated = tl.broadcast_to(x[:, :, None], [x.shape[0], x.shape[1], times])
@@ -71,7 +60,6 @@ def _decode(  # type: ignore[no-untyped-def]  # Triton reads the signature
     start = tl.where(at < end_3, start, source_4 + (at - end_3) * ROW_BYTES)
     if BLOCK == 0 and HEADER_BYTES > 0:
         scale = tl.load(start.to(tl.pointer_type(tl.float32)), mask=inside, other=0.0)[:, None]
-    if BLOCK == 0 and HEADER_BYTES > 4:
         offset = tl.load(start.to(tl.pointer_type(tl.float32)) + 1, mask=inside, other=0.0)[:, None]
     # The compiler does not see through tl.where. Without its knowledge of the alignment, it would read one code at a time.
     start, inside = tl.multiple_of(start[:, None], [ALIGNMENT, ALIGNMENT]), inside[:, None]
@@ -90,8 +78,6 @@ def _decode(  # type: ignore[no-untyped-def]  # Triton reads the signature
         elif FORMAT == "bf16":
             code = tl.load(codes.to(tl.pointer_type(tl.uint16)) + column, mask=wanted, other=0)
             value = (code.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-        elif FORMAT == "fp8":
-            value = _from_float8(tl.load(codes + column, mask=wanted, other=0)) * scale
         elif FORMAT == "int8":
             value = tl.load(codes + column, mask=wanted, other=0).to(tl.float32) * scale + offset
         else:

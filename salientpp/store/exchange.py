@@ -42,7 +42,7 @@ from salientpp.store.tiers import NO_IDS, IdSet
 _MOST_FILL_BYTES, _LEAST_FILL_BYTES, _FILL_CHUNKS = 64 * 2**20, 2**20, 16
 
 
-def fill_chunk_bytes(num_bytes: int) -> int:
+def _fill_chunk_bytes(num_bytes: int) -> int:
     """Returns the approximate bytes per request while a cache of ``num_bytes`` is filled. Few, so that filling needs little memory beside the cache."""
     return min(_MOST_FILL_BYTES, max(_LEAST_FILL_BYTES, num_bytes // _FILL_CHUNKS))
 
@@ -66,14 +66,13 @@ class Traffic:
     """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
     ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
-    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers. ``list_rounds`` counts the rounds of
-    batches in which this rank requested lists.
+    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers. ``list_rounds`` counts how often a
+    batch made this rank ask others for draws from their lists.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     row_messages: int = 0
-    rows_received: int = 0
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
     list_bytes_sent: int = 0
     list_bytes_received: int = 0
@@ -180,7 +179,6 @@ class Exchange:
         return letter
 
     def reset_traffic(self) -> None:
-        """Sets all counts of traffic and messages to zero."""
         self.traffic, self.mail.messages = Traffic(), 0
 
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
@@ -264,7 +262,6 @@ class Exchange:
             )
             sent = _by_rank(send, asked_bytes, torch.uint8)
             pending = self._send(sent, _sums(asked_bytes), _sums(wanted_bytes), pool)
-        self.traffic.rows_received += sum(_sums(wanted))
         for place, (column, of_column) in enumerate(like.items()):
             number = sum(of_rank[place] for of_rank in wanted)
             self.traffic.row_bytes_received[column[0]] += number * row_bytes(of_column)
@@ -291,7 +288,7 @@ class Exchange:
         Collective: all ranks call it for the same type. Each passes its own members, and the rows of its own part by attribute.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
-        chunk = max(1, fill_chunk_bytes(len(members) * of_all) // max(1, of_all))
+        chunk = max(1, _fill_chunk_bytes(len(members) * of_all) // max(1, of_all))
         pool = BufferPool()  # no later message is as large as a chunk, so its memory must not stay
         first, all_left = 0, False
         while not all_left:  # until the rank with the most members has finished too
@@ -317,7 +314,6 @@ class Exchange:
 
 
 def row_bytes(rows: Tensor) -> int:
-    """Returns the bytes of one row."""
     return math.prod(rows.shape[1:]) * rows.element_size()
 
 
@@ -335,6 +331,5 @@ def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: t
 
 
 def _by_type(tensor: Tensor, counts: Sequence[Sequence[int]], number: int) -> list[Tensor]:
-    """Reverses :func:`_by_rank`."""
     pieces = tensor.split([count for of_rank in counts for count in of_rank])
     return [torch.cat(pieces[place::number]) for place in range(number)]

@@ -257,7 +257,7 @@ class Taken:
         served: by column, rows for the other ranks.
         plan: by vertex type, how the rows of ``served`` are assembled.
 
-    If a column's type has no plan, its rows are already complete. Ways add such columns.
+    If a column's type has no plan, its rows are already complete, such as sums.
     """
 
     own: Mapping[Column, Tensor]
@@ -288,7 +288,7 @@ def places_of(
 
 @dataclass
 class Fetch:
-    """Fetching of the rows for the batches of one engine.
+    """Brings the rows of the batches of one engine, from this host and other ranks.
 
     Attributes:
         tiers: by vertex type, the tiers of this rank.

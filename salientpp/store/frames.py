@@ -59,7 +59,6 @@ class Piece:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the piece's columns."""
         return (self.column, self.lengths) if self.kind == "ragged" else (self.column,)
 
     def of(self, rows: Mapping[str, Tensor]) -> Any:
@@ -105,7 +104,7 @@ class Frame:
         return sum(len(names) for _, names in self.names)
 
     def put_together(self, rows: Mapping[str, Tensor], num_rows: int) -> TensorFrame:
-        """Returns the table.
+        """Returns the table of a batch, from the rows that the pipeline moved as plain tensors.
 
         Args:
             rows: for each of :attr:`columns`, rows [n, ...] on any device.
@@ -132,7 +131,6 @@ class Frame:
 
     @classmethod
     def of_json(cls, said: Mapping[str, Any]) -> Frame:
-        """Reads the result of :meth:`to_json`."""
         pieces = (Piece(**{**piece, "offset": tuple(piece["offset"])}) for piece in said["pieces"])
         return cls(tuple(pieces), tuple((stype, tuple(names)) for stype, names in said["names"]))
 

@@ -3,7 +3,6 @@
 An **encoded** row has a fixed number of bytes, uint8 [W], which include everything that decoding needs. The formats of a row with D values:
 
 * ``'fp16'``, ``'bf16'``: 16-bit floats; 2 D bytes.
-* ``'fp8'``: 8-bit floats (e4m3) times a scale per row; 4 + D bytes.
 * ``'int8'``, ``'int8/B'``: codes of 0 to 255, times a scale, plus an offset; D bytes, and 8 per block.
 * ``'int4'``, ``'int4/B'``: codes of 0 to 15, times a scale, plus an offset; D / 2 bytes, and 8 per block.
 
@@ -30,7 +29,7 @@ from salientpp import ops
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 
 #: In the order of the kernel's format numbers.
-FORMATS = ("fp16", "bf16", "fp8", "int8", "int4")
+FORMATS = ("fp16", "bf16", "int8", "int4")
 
 #: The dtypes that rows may be encoded from and decoded to.
 WIDE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -93,7 +92,7 @@ class Narrow:
     def header_bytes(self) -> int:
         """Number of bytes of scales and offsets, which precede the codes in an encoded row."""
         kind, _ = read_format(self.format)
-        return 0 if kind in _FLOATS else 4 if kind == "fp8" else 8 * self._num_blocks
+        return 0 if kind in _FLOATS else 8 * self._num_blocks
 
     @property
     def _numbers(self) -> tuple[int, int]:
@@ -142,16 +141,13 @@ class Narrow:
             values = encoded.view(_FLOATS[kind])[:, :columns].to(torch.float32)
         else:
             numbers, codes = encoded.view(torch.float32), encoded[:, header:]
-            if kind == "fp8":
-                values = codes[:, :columns].view(torch.float8_e4m3fn).to(torch.float32).mul_(numbers[:, :1])
-            else:
-                if kind == "int4":
-                    codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
-                steps = numbers[:, : 2 * self._num_blocks].unflatten(1, (-1, 2))
-                scale, offset = steps[:, :, 0], steps[:, :, 1]
-                if block:
-                    scale, offset = (each.repeat_interleave(block, 1)[:, :columns] for each in (scale, offset))
-                values = codes[:, :columns].to(torch.float32).mul_(scale).add_(offset)
+            if kind == "int4":
+                codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+            steps = numbers[:, : 2 * self._num_blocks].unflatten(1, (-1, 2))
+            scale, offset = steps[:, :, 0], steps[:, :, 1]
+            if block:
+                scale, offset = (each.repeat_interleave(block, 1)[:, :columns] for each in (scale, offset))
+            values = codes[:, :columns].to(torch.float32).mul_(scale).add_(offset)
         return values.to(self.dtype).reshape(len(encoded), *self.row_shape)
 
 

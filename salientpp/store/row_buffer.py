@@ -53,7 +53,6 @@ class RowBuffer:
 
     @outside_inference
     def _empty(self) -> None:
-        """Makes all slots free."""
         size = self.num_slots
         self._slot_of = torch.full((self._num_rows,), -1, dtype=torch.int32, device="cpu")
         self._row_of = torch.full((size,), -1, dtype=torch.int64, device="cpu")

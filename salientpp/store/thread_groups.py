@@ -102,7 +102,6 @@ def _shared_by(num_threads: int, submit: Callable[..., Task]) -> Iterator[None]:
 
 
 def in_group() -> bool:
-    """True if this thread belongs to a group."""
     return getattr(_here, "group", None) is not None
 
 

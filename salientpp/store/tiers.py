@@ -170,7 +170,8 @@ class Tiers:
             in_memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
             if elsewhere := [name for name in tensors if name not in in_memory]:
                 raise ValueError(
-                    f"zero_copy needs rows in memory, but the rows of {', '.join(elsewhere)} come from a custom row source; leave zero_copy out"
+                    f"device_rows['zero_copy'] needs rows in memory, but the rows of {', '.join(elsewhere)} come from a custom row source; leave "
+                    "'zero_copy' out"
                 )
             rows = {**rows, **{name: TensorRows(pinned(tensor)) for name, tensor in in_memory.items()}}
         made = cls(book, part_id, Tier("host", None, rows, zero_copy, "host"), narrow=narrow or {})

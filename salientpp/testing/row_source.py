@@ -30,7 +30,9 @@ class RowSourceLaws:
 
     @pytest.fixture
     def source(self, expected: Tensor) -> RowSource:
-        raise NotImplementedError("give the rows of `expected`")
+        raise NotImplementedError(
+            "the test class must override `source` with a fixture that returns a row source with the rows of `expected`"
+        )
 
     def test_shape_and_dtype_describe_the_rows(self, source: RowSource, expected: Tensor) -> None:
         assert list(source.shape) == list(expected.shape) and source.dtype == expected.dtype

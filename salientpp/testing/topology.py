@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,7 +93,7 @@ NODES: dict[str, dict[str, Any]] = {
     "window": {**TIMES, "time_window": 6},
     "last in a window": {"time_attr": "time", "temporal_strategy": "last", "time_window": 5, "subgraph_type": "induced"},
     "trees": {"disjoint": True, "num_workers": 1},
-    "shared draws": {"shared_draws": "batch", "draw_block": 2},
+    "shared draws": {"shared_draws": {"vertices": "batch", "block": 2}},
     "shared trees": {"shared_draws": "batch", "disjoint": True},
     "bidirectional": {"subgraph_type": "bidirectional"},
     "induced": {"subgraph_type": "induced", "depth": 1},
@@ -103,14 +103,12 @@ NODES: dict[str, dict[str, Any]] = {
     "buckets": {"pad": "bucket"},
     "one size": {"pad": {"static": True}},
     "cache": {"replication_factor": 0.3},
-    "copied lists": {"topology_cache": 4000, "num_neighbors": [3, 2, 2]},
-    "copied trees": {"topology_cache": 4000, "disjoint": True, "subgraph_type": "induced", "weight_attr": "weight"},
     "cache by degree": {"replication_factor": 0.3, "policy": "degree", "device_rows": 0.4},
     "mean": {"partial_aggregation": "mean"},
-    "weighted sum": {"partial_aggregation": "sum", "partial_weight": "weight"},
+    "weighted sum": {"partial_aggregation": {"reduce": "sum", "weight": "weight"}},
     "logical ranks": {"logical_ranks": 4},
-    "joined logical ranks": {"logical_ranks": 4, "join_logical_ranks": True, "num_workers": 1},
-    "joined trees": {"logical_ranks": 4, "join_logical_ranks": True, "disjoint": True, "subgraph_type": "induced"},
+    "joined logical ranks": {"logical_ranks": {"number": 4, "join": True}, "num_workers": 1},
+    "joined trees": {"logical_ranks": {"number": 4, "join": True}, "disjoint": True, "subgraph_type": "induced"},
     "exact": {"uneven": "exact", "drop_last": True},
     "drop": {"uneven": "drop"},
     "few seeds": {"input_nodes": "by rank", "uneven": "exact", "depth": 3},
@@ -135,7 +133,7 @@ TYPED: dict[str, Case] = {
     "typed window": ("node", {"time_attr": "time", "time_window": 3, "replication_factor": 0.3}),
     "typed trees": ("node", {"disjoint": True, "subgraph_type": "bidirectional"}),
     "typed shared": ("node", {"shared_draws": "batch", "replication_factor": 0.3}),
-    "typed joined": ("node", {"logical_ranks": 4, "join_logical_ranks": True}),
+    "typed joined": ("node", {"logical_ranks": {"number": 4, "join": True}}),
     "typed links": ("link", {"neg_sampling": "triplet"}),
     "typed binary": ("link", {"neg_sampling": "binary", "subgraph_type": "induced", "replication_factor": 0.3}),
     "typed link times": ("link", {"time_attr": "time", "edge_label_time": "edge_time"}),
@@ -149,7 +147,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 #: Cases of layouts other than that with one part per rank.
 SOME = [
-    "plain", "three hops", "copied lists", "edge times", "window",
+    "plain", "three hops", "edge times", "window",
     "shared draws", "induced trees", "cache", "weighted sum", "joined logical ranks", "few seeds",
     "binary", "triplet", "pairs", "authors", "typed binary", "typed joined",
 ]  # fmt: skip
@@ -164,7 +162,10 @@ DRAWS = ("replace", "subgraph_type", "disjoint", "temporal_strategy", "shared_dr
 def in_memory(part: PartitionedGraph, num_neighbors: Any, options: dict[str, Any]) -> NeighborSampler:
     """Returns a sampler over the whole topology in the memory of this process."""
     graph = part.typed_graph(options.get("time_attr"), options.get("weight_attr"))
-    return NeighborSampler(graph, num_neighbors, **{name: options[name] for name in DRAWS if name in options})
+    draws = {name: options[name] for name in DRAWS if name in options}
+    if isinstance(shared := draws.get("shared_draws"), Mapping):
+        draws["shared_draws"] = shared.get("vertices")  # the loader joins batches to blocks
+    return NeighborSampler(graph, num_neighbors, **draws)
 
 
 #: How a loader over the form draws: ``sampler(part, num_neighbors, options)``. None: as the loader decides.
@@ -172,7 +173,15 @@ MakeSampler = Callable[[PartitionedGraph, Any, dict[str, Any]], NeighborSampler]
 
 
 def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: MakeSampler = None, **more: Any) -> Any:
-    """Makes a loader of this case over the directory in this form."""
+    """Makes the loader of a case.
+
+    Args:
+        root: folder with a dataset directory for each graph and form of topology, ``root/GRAPH/FORM``.
+        case: (graph, ``"node"`` or ``"link"``, options of the loader).
+        form: form of topology, for example ``"parts"``.
+        sampler: makes the sampler; None lets the loader make it.
+        more: options that replace those of the case.
+    """
     of, kind, given = case
     part = salientpp.load(root / of / form)
     options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_neighbors": FANOUTS, **given, **more}
@@ -189,8 +198,6 @@ def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: 
         if isinstance(value, str) and value.startswith("by "):
             options[name] = _own(part, name)
     num_neighbors = options.pop("num_neighbors")
-    if form == "whole" or sampler is not None:
-        options.pop("topology_cache", None)  # refused if a rank has all lists
     if sampler is not None:
         options["neighbor_sampler"] = sampler(part, num_neighbors, options)
     return made(part, num_neighbors, **options)

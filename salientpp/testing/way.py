@@ -84,29 +84,17 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
 
 def _unlike_plan(loader: NeighborLoader, given: dict[str, Any], price: Price) -> list[str]:
     """Lists the differences between the engine of a loader, and its ways after they have only chosen what to hold."""
-    basis, topology = loader.engine.basis, loader.engine.basis.source.rounds_topology
+    basis = loader.engine.basis
     options = Options(**given).checked(basis.device)
     # Sums are chosen last, because they see the copies of all ways in an engine.
     ways = sorted(ways_of(options, []), key=lambda way: isinstance(way, SumsOfRows))
-    copied, before = (None, None) if topology is None else (topology.copied, topology.copied)
-    if topology is not None:
-        topology.copied = None  # a plan begins without copies
-    try:
-        with basis.remembering():
-            chosen, tiers = Trials(basis).price(ways, 1e-7)
-            held = {name: number for way in ways for name, number in way.memory().items() if name == "topology_cache"}
-    finally:
-        if topology is not None:
-            topology.copied = before
+    with basis.remembering():
+        chosen, tiers = Trials(basis).price(ways, 1e-7)
     found = [] if _members(tiers) == _members(loader.engine.producer.fetch.tiers) else ["tiers"]
-    if held.get("topology_cache", 0) != (0 if copied is None else copied.nbytes):
-        found.append(f"bytes of lists: chosen {held}, held {copied and copied.nbytes}")
     for name in ("fetched", "copied", "requests", "lists"):
         ours, want = getattr(chosen, name), getattr(price, name)
         numbers = [(ours[None], want[None])] if isinstance(ours, dict) else [(ours, want)]
-        # A plan scales the bytes of packets by the copies' share. Here packets are so small that the bytes of their heads count, about 64 in each.
-        band, heads = (0.15, 64 * 2 * (basis.comm.size - 1)) if name == "lists" else (1e-6, 1e-6)
-        found += [f"{name}: chosen {a}, placed {b}" for a, b in numbers if abs(a - b) > band * max(a, b) + heads]
+        found += [f"{name}: chosen {a}, placed {b}" for a, b in numbers if abs(a - b) > 1e-6 * (1 + max(a, b))]
     return found
 
 

@@ -1,8 +1,8 @@
-"""Sums over neighbour lists that the ranks of a job hold together: each rank reads only its own lists.
+"""Adds up values over neighbour lists that the ranks of a job hold together. Each rank reads only its own lists.
 
 Every rank sums for its own seeds. So K ranks sweep K different vectors at the same time. A rank sends each owner of lists the values of the targets of these
-lists. The owner sums its lists, and returns the sums of the vertices that occur in them. A rank adds the owners' sums in a fixed order. So the result is the
-same in every run.
+lists. The owner sums its lists, and returns the sums of the vertices that occur in them, some vertices at a time. A rank adds the owners' sums in a fixed
+order. So the result is the same in every run.
 
 Ranks that hold the same lists divide them. A rank keeps some vectors of all vertices. It keeps its lists twice: as they are, and by source.
 
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ from salientpp.vip.list_sums import ListSums, Piece, Weigh, sum_lists, transpose
 #: Number of edges whose ids are translated at once.
 _CHUNK = 2**20
 
+#: Number of vertices whose sums travel in one message; a multiple of 8. A sum takes 8 bytes.
+_CHUNK_VERTICES = 2**16
+
 #: What a rank is about to do, for errors.
 _TASK = "sum over its lists"
 
@@ -38,21 +43,31 @@ _NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 class _Owned:
     """Lists that one rank sums for all ranks.
 
+    Sources are numbered over all vertex types, in ascending order of type and id.
+
     Attributes:
         targets: per vertex type the range of ids whose lists it sums; an empty slice for types that are no targets.
-        sources: per vertex type the ids that occur in its lists, ascending int32 or int64.
+        bits: uint8, one bit for each vertex of all types: 1 if the vertex occurs in its lists.
+        chunks: numbers of the sources in each run of :data:`_CHUNK_VERTICES` vertices.
     """
 
     targets: list[slice]
-    sources: list[Tensor]
+    bits: Tensor
+    chunks: list[slice]
 
     @property
     def target_sizes(self) -> list[int]:
         return [ids.stop - ids.start for ids in self.targets]
 
     @property
-    def source_sizes(self) -> list[int]:
-        return [ids.numel() for ids in self.sources]
+    def chunk_sizes(self) -> list[int]:
+        return [numbers.stop - numbers.start for numbers in self.chunks]
+
+    def sources(self, chunk: int) -> Tensor:
+        """Returns the sources in a chunk, as ascending places among the vertices of all types, int64."""
+        first = chunk * _CHUNK_VERTICES
+        some = self.bits[first // 8 : (first + _CHUNK_VERTICES) // 8]
+        return torch.from_numpy(np.unpackbits(some.numpy())).nonzero().flatten().add_(first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +76,15 @@ class _Division:
 
     Attributes:
         pieces: the lists of this rank.
-        by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with the
-            same numbers.
+        by_source: per piece its transpose, with sources numbered among this rank's sources of their type. If edges have weights: the piece's
+            lists, with the same numbers.
+        num_sources: per vertex type the number of this rank's sources.
         owned: lists of each rank.
     """
 
     pieces: list[Piece]
     by_source: list[tuple[Tensor, Tensor]]
+    num_sources: list[int]
     owned: list[_Owned]
 
 
@@ -108,15 +125,14 @@ class DividedListSums(ListSums):
             for each in lists
             if (piece := _cut(number, each, *shares[number][comm.rank])) is not None
         ]
-        sources: list[Tensor] = []
+        occurs = torch.zeros(sum(self.num_vertices), dtype=torch.bool, device="cpu")
         by_source: list[tuple[Tensor, Tensor]] = []
         error: Exception | None = None
         try:
-            places, sources = map(
-                list, zip(*(self._used_sources(pieces, type_) for type_ in range(len(self.node_types))))
-            )
-            by_source = [_by_source(piece, places[self.ends[piece.number][0]]) for piece in pieces]
-            del places
+            of_types = occurs.split(self.num_vertices)
+            for piece in pieces:
+                _mark_sources(piece, of_types[self.ends[piece.number][0]])
+            by_source = [_by_source(piece, of_types[self.ends[piece.number][0]]) for piece in pieces]
         except Exception as raised:
             error = raised
         try:
@@ -127,23 +143,11 @@ class DividedListSums(ListSums):
         nothing = [(0, 0)] * comm.size
         targets = [by_type.get(type_, nothing) for type_ in range(len(self.node_types))]
         owned = [
-            _Owned([slice(*of_type[rank]) for of_type in targets], told)
-            for rank, told in enumerate(self._told(sources))
+            _Owned([slice(*of_type[rank]) for of_type in targets], *told)
+            for rank, told in enumerate(self._told(occurs))
         ]
-        return _Division(pieces, by_source, owned)
-
-    def _used_sources(self, pieces: Sequence[Piece], type_: int) -> tuple[Tensor, Tensor]:
-        """Returns a table from the ids of a type to places among the ids that these lists contain, [N], and these ids ascending."""
-        size = self.num_vertices[type_]
-        dtype = torch.int32 if size < 2**31 else torch.int64
-        occurs = torch.zeros(size, dtype=torch.bool, device="cpu")
-        for piece in pieces:
-            if self.ends[piece.number][0] == type_:
-                for ids in piece.relation.indices.split(_CHUNK):
-                    if first_outside(ids, size) is not None:
-                        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {size})")
-                    occurs[ids.to(torch.int64)] = True
-        return torch.cumsum(occurs, 0, dtype=dtype).sub_(1), occurs.nonzero().flatten().to(dtype)
+        num_sources = [int(of_type.count_nonzero()) for of_type in occurs.split(self.num_vertices)]
+        return _Division(pieces, by_source, num_sources, owned)
 
     @lazy
     def _by_target(self) -> list[Tensor]:
@@ -153,17 +157,14 @@ class DividedListSums(ListSums):
             for piece, lists in zip(self.pieces, self._division.by_source)
         ]
 
-    def _told(self, sources: list[Tensor]) -> list[list[Tensor]]:
-        """Returns the ``sources`` of every rank."""
-        sizes = self._comm.gather_numbers([ids.numel() for ids in sources])
-        found: list[list[Tensor]] = [[] for _ in sizes]
-        for type_, ids in enumerate(sources):
-            counts = [of_rank[type_] for of_rank in sizes]
-            send = ids.repeat(self._comm.size)
-            pieces = self._comm.all_to_all(send, [ids.numel()] * self._comm.size, counts).wait().split(counts)
-            for rank, piece in enumerate(pieces):
-                found[rank].append(piece)
-        return found
+    def _told(self, occurs: Tensor) -> list[tuple[Tensor, list[slice]]]:
+        """Returns :attr:`_Owned.bits` and :attr:`_Owned.chunks` of every rank, from this rank's sources, bool [vertices of all types]."""
+        sizes = [int(some.count_nonzero()) for some in occurs.split(_CHUNK_VERTICES)]
+        bounds = [list(accumulate(of_rank, initial=0)) for of_rank in self._comm.gather_numbers(sizes)]
+        bits = torch.from_numpy(np.packbits(occurs.numpy()))
+        size, counts = self._comm.size, [bits.numel()] * self._comm.size
+        told = self._comm.all_to_all(bits.repeat(size), counts, counts).wait().view(size, -1)
+        return [(own, [slice(*pair) for pair in pairwise(ends)]) for own, ends in zip(told, bounds)]
 
     @property
     def _mine(self) -> _Owned:
@@ -172,93 +173,120 @@ class DividedListSums(ListSums):
     # --- sums ---------------------------------------------------------------------------------------------
 
     def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
-        total, by_source, mine = self.zeros(), self._division.by_source, self._mine
+        mine = self._mine
+        total = torch.zeros(sum(self.num_vertices), dtype=torch.float64, device="cpu")
 
         def request(owner: _Owned) -> Tensor | None:
             pieces = [of_type[ids] for of_type, ids in zip(value, owner.targets)]
-            return torch.cat(pieces) if any(bool(piece.any()) for piece in pieces) else None
+            return _joined(pieces) if any(bool(piece.any()) for piece in pieces) else None
 
-        def answer(asked: Tensor) -> Tensor:
+        def answer(asked: Tensor) -> Iterator[Tensor]:
             q = asked.split(mine.target_sizes)
-            sums = [torch.zeros(size, dtype=torch.float64, device="cpu") for size in mine.source_sizes]
+            weighed = []
             for place, piece in enumerate(self.pieces):
-                source, target = self.ends[piece.number]
-                weighed = weigh(place, q[target][_within(piece, mine.targets[target])])
-                if piece.has_weights:
-                    sums[source].index_add_(0, by_source[place][1], weighed)
-                else:
-                    sums[source] += ops.sum_over_lists(*by_source[place], weighed)
-            return torch.cat(sums)
+                target = self.ends[piece.number][1]
+                weighed.append(weigh(place, q[target][_within(piece, mine.targets[target])]))
+            del asked, q
+            if any(piece.has_weights for piece in self.pieces):
+                whole = self._sums_of(weighed, slice(0, sum(self._division.num_sources)))
+                yield from (whole[numbers] for numbers in mine.chunks)
+            else:
+                yield from (self._sums_of(weighed, numbers) for numbers in mine.chunks)
 
-        sizes = [(sum(owner.target_sizes), sum(owner.source_sizes)) for owner in self._division.owned]
-        for owner, answered in self._exchange(request, answer, sizes):
-            for of_type, ids, more in zip(total, owner.sources, answered.split(owner.source_sizes)):
-                of_type.index_add_(0, ids, more)
-        return total
+        sizes = [(sum(owner.target_sizes), owner.chunk_sizes) for owner in self._division.owned]
+        for owner, chunk, answered in self._exchange(request, answer, sizes):
+            total.index_add_(0, owner.sources(chunk), answered)
+        return list(total.split(self.num_vertices))
+
+    def _sums_of(self, weighed: Sequence[Tensor], numbers: slice) -> Tensor:
+        """Returns the sums of some of this rank's sources, float64; of all of them, if edges have weights.
+
+        Args:
+            weighed: per piece the result of :data:`Weigh`.
+            numbers: numbers of the sources, see :class:`_Owned`.
+        """
+        sums, by_source = (
+            torch.zeros(numbers.stop - numbers.start, dtype=torch.float64, device="cpu"),
+            self._division.by_source,
+        )
+        bounds = list(pairwise(accumulate(self._division.num_sources, initial=0)))
+        for place, piece in enumerate(self.pieces):
+            begin, end = bounds[self.ends[piece.number][0]]
+            first, last = max(begin, numbers.start), min(end, numbers.stop)
+            if first >= last:
+                continue
+            to, (indptr, ids) = sums[first - numbers.start : last - numbers.start], by_source[place]
+            if piece.has_weights:
+                to.index_add_(0, ids, weighed[place])
+            else:
+                indptr = indptr[first - begin : last - begin + 1]
+                to += ops.sum_over_lists(indptr - indptr[0], ids[int(indptr[0]) : int(indptr[-1])], weighed[place])
+        return sums
 
     def to_targets(self, value: Sequence[Tensor], scale: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
         total, mine, width = [torch.zeros_like(of_type) for of_type in value], self._mine, value[0].size(1)
+        rows = _joined(value)
 
         def request(owner: _Owned) -> Tensor | None:
-            pieces = [of_type.index_select(0, ids) for of_type, ids in zip(value, owner.sources)]
+            pieces = [rows.index_select(0, owner.sources(chunk)) for chunk in range(len(owner.chunks))]
             if not any(bool(piece.any()) for piece in pieces):
                 return None
             return torch.cat(
                 [*(piece.flatten() for piece in pieces), *(q[ids] for q, ids in zip(scale, owner.targets))]
             )
 
-        def answer(asked: Tensor) -> Tensor:
+        def answer(asked: Tensor) -> Iterator[Tensor]:
             sums = [torch.zeros(size, width, dtype=torch.float64, device="cpu") for size in mine.target_sizes]
-            pieces = asked.split([*(width * size for size in mine.source_sizes), *mine.target_sizes])
+            pieces = asked.split([*(width * size for size in self._division.num_sources), *mine.target_sizes])
             values, q = pieces[: len(value)], pieces[len(value) :]
             for place, piece in enumerate(self.pieces):
                 source, target = self.ends[piece.number]
-                rows = _within(piece, mine.targets[target])
-                weighed = weigh(place, q[target][rows])
-                sums[target][rows] += sum_lists(piece, self._by_target[place], values[source].view(-1, width), weighed)
-            return torch.cat(sums).flatten()
+                own = _within(piece, mine.targets[target])
+                weighed = weigh(place, q[target][own])
+                sums[target][own] += sum_lists(piece, self._by_target[place], values[source].view(-1, width), weighed)
+            yield torch.cat(sums).flatten()
 
         sizes = [
-            (width * sum(owner.source_sizes) + sum(owner.target_sizes), width * sum(owner.target_sizes))
+            (width * sum(owner.chunk_sizes) + sum(owner.target_sizes), [width * sum(owner.target_sizes)])
             for owner in self._division.owned
         ]
-        for owner, answered in self._exchange(request, answer, sizes):
+        for owner, _, answered in self._exchange(request, answer, sizes):
             pieces = answered.split([width * size for size in owner.target_sizes])
             for of_type, ids, more in zip(total, owner.targets, pieces):
                 of_type[ids] += more.view(-1, width)
         return total
 
     def per_list(self, function: Callable[[Piece], Tensor]) -> list[Tensor]:
-        found = []
+        found, comm = [], self._comm
         for number, (_, target) in enumerate(self.ends):
             values = [function(piece).to(torch.float64) for piece in self.pieces if piece.number == number]
-            own = torch.cat([_NOTHING, *values])
-            counts = [owner.target_sizes[target] for owner in self._division.owned]
-            send = own.repeat(self._comm.size)
-            received = self._comm.all_to_all(send, [own.numel()] * self._comm.size, counts).wait().split(counts)
+            own = _joined([*values, _NOTHING])
             whole = torch.empty(self.num_vertices[target], dtype=torch.float64, device="cpu")
-            for owner, piece in zip(self._division.owned, received):
-                whole[owner.targets[target]] = piece
+            for step in range(comm.size):
+                to, of = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+                ids = self._division.owned[of].targets[target]
+                counts = _at(to, own.numel(), comm.size), _at(of, ids.stop - ids.start, comm.size)
+                whole[ids] = comm.all_to_all(own, *counts).wait()
             found.append(whole)
         return found
 
     def _exchange(
         self,
         request: Callable[[_Owned], Tensor | None],
-        answer: Callable[[Tensor], Tensor],
-        sizes: Sequence[tuple[int, int]],
-    ) -> Iterator[tuple[_Owned, Tensor]]:
+        answer: Callable[[Tensor], Iterator[Tensor]],
+        sizes: Sequence[tuple[int, Sequence[int]]],
+    ) -> Iterator[tuple[_Owned, int, Tensor]]:
         """Lets every rank ask every owner.
 
         In each of K rounds, a rank asks one owner and answers one rank. So all connections are busy, and the memory of a round is small.
 
         Args:
             request: float64 [n] that this rank asks an owner; None if all sums would be 0.
-            answer: answers a request [n] with [m].
-            sizes: n and m for each owner.
+            answer: answers a request [n] with some tensors [m], equally many on all ranks.
+            sizes: n and every m for each owner.
 
         Yields:
-            Each owner that this rank asked, and its answer, float64 [m].
+            Each owner that this rank asked, the place of an answer, and the answer, float64 [m].
         """
         comm = self._comm
         for step in range(comm.size):
@@ -268,18 +296,16 @@ class DividedListSums(ListSums):
             if not any(flags):
                 continue
             asks, answers = _at(owner, flags[comm.rank], comm.size), _at(asking, flags[asking], comm.size)
-            (num_asked, num_answered), (length, height) = sizes[comm.rank], sizes[owner]
+            (num_asked, own_sizes), (length, sizes_of_owner) = sizes[comm.rank], sizes[owner]
             send = _NOTHING if asked is None else asked
             received = comm.all_to_all(send, [flag * length for flag in asks], [flag * num_asked for flag in answers])
-            reply = answer(received.wait()) if flags[asking] else _NOTHING
+            replies = answer(received.wait()) if flags[asking] else repeat(_NOTHING)
             del asked, send, received
-            answered = comm.all_to_all(
-                reply, [flag * num_answered for flag in answers], [flag * height for flag in asks]
-            )
-            if flags[comm.rank]:
-                yield self._division.owned[owner], answered.wait()
-            else:
-                answered.wait()
+            for chunk, (number, height) in enumerate(zip(own_sizes, sizes_of_owner)):
+                counts = [flag * number for flag in answers], [flag * height for flag in asks]
+                answered = comm.all_to_all(next(replies), *counts).wait()
+                if flags[comm.rank]:
+                    yield self._division.owned[owner], chunk, answered
 
 
 def _at(place: int, number: int, size: int) -> list[int]:
@@ -287,15 +313,32 @@ def _at(place: int, number: int, size: int) -> list[int]:
     return [number if other == place else 0 for other in range(size)]
 
 
-def _by_source(piece: Piece, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns an entry of :attr:`_Division.by_source`. ``place`` [N] has the numbers of the sources."""
-    relation = piece.relation
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    """Returns the pieces one after another. A piece that is alone is not copied."""
+    filled = [piece for piece in pieces if piece.numel()]
+    return filled[0] if len(filled) == 1 else torch.cat(list(pieces))
+
+
+def _mark_sources(piece: Piece, occurs: Tensor) -> None:
+    """Sets ``occurs`` bool [N] to True at the sources of these lists."""
+    for ids in piece.relation.indices.split(_CHUNK):
+        if first_outside(ids, occurs.numel()) is not None:
+            raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {occurs.numel()})")
+        occurs[ids.to(torch.int64)] = True
+
+
+def _by_source(piece: Piece, occurs: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns an entry of :attr:`_Division.by_source`. ``occurs`` bool [N] marks the sources of this rank."""
+    relation, size = piece.relation, occurs.numel()
+    if not piece.has_weights:
+        indptr, targets = transpose(relation.indptr, relation.indices, size)
+        # Lists between two sources are empty, so a list ends where the next source's list begins.
+        return torch.cat([indptr[:-1][occurs], indptr[-1:]]), targets
+    place = torch.cumsum(occurs, 0, dtype=torch.int32 if size < 2**31 else torch.int64).sub_(1)
     sources = torch.empty(relation.indices.shape, dtype=place.dtype, device="cpu")
     for to, ids in zip(sources.split(_CHUNK), relation.indices.split(_CHUNK)):
         to.copy_(place[ids.to(torch.int64)])
-    if piece.has_weights:
-        return relation.indptr, sources
-    return transpose(relation.indptr, sources, int(place[-1]) + 1 if place.numel() else 0)
+    return relation.indptr, sources
 
 
 def _shares(lists: ListSums, spans: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, int]]]:
@@ -315,13 +358,13 @@ def _shares(lists: ListSums, spans: Sequence[Sequence[Sequence[int]]]) -> list[l
             reached = last if first == reached else -1
         if reached != size:
             raise ValueError(
-                f"the ranks must hold the lists of all targets [0, {size}) of edge type {lists.edge_types[number]}, with equal or separate ranges; "
-                f"got the ranges {held}; start ranks that serve all parts"
+                f"the ranks together must hold the neighbour lists of all targets [0, {size}) of edge type {lists.edge_types[number]}, and the ranges of two "
+                f"ranks must be equal or disjoint; got the ranges {held}; start ranks that serve all parts"
             )
         if shares[-1] != by_type.setdefault(target, shares[-1]):
             raise ValueError(
-                f"a rank must hold the lists of the same {lists.node_types[target]!r} vertices for all edge types; edge type {lists.edge_types[number]} has "
-                f"the ranges {held}"
+                f"a rank must hold the neighbour lists of the same {lists.node_types[target]!r} vertices for all edge types, but edge type "
+                f"{lists.edge_types[number]} has the ranges {held}"
             )
     return shares
 
@@ -332,7 +375,7 @@ def _run(first: int, last: int, place: int, number: int) -> tuple[int, int]:
 
 
 def _cut(number: int, lists: PartLists, first: int, last: int) -> Piece | None:
-    """Returns the lists of targets in ``[first, last)``; None if there are none."""
+    """Returns the part of a relation's lists with targets in ``[first, last)``; None if it is empty."""
     begin = max(first - lists.first_target, 0)
     end = min(last - lists.first_target, lists.num_targets)
     if begin >= end:

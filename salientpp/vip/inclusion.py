@@ -244,10 +244,10 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
 
 def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
     """Returns the probability that a vertex of each degree, once expanded, draws one given neighbour, float64 [N]."""
-    size = degree.clamp(min=1).to(torch.float64)
+    size = degree.to(torch.float64).clamp_(min=1)
     if fanout <= 0:
         return torch.full_like(size, -fanout)  # 0 or -1: no neighbours or all of them
-    return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
+    return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp_(max=1.0)
 
 
 class TypedHops:
@@ -256,31 +256,38 @@ class TypedHops:
     def __init__(self, graph: TypedGraph | ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.lists = ListSums.of(graph)
         self.num_hops = len(fanouts[0]) if fanouts else 0
-        # Per piece and hop: [n], one entry per list, if draws are uniform; else [e], one per edge.
-        self.chance = [
-            [
-                draw_probability(piece.relation, fanout, replace)
-                if piece.has_weights
-                else uniform_draw_probability(piece.degree, fanout, replace)
-                for fanout in fanouts[piece.number]
-            ]
-            for piece in self.lists.pieces
-        ]
+        self._fanouts, self._replace = fanouts, replace
+        self._of_edges = {
+            place: [draw_probability(piece.relation, fanout, replace) for fanout in fanouts[piece.number]]
+            for place, piece in enumerate(self.lists.pieces)
+            if piece.has_weights
+        }
 
-    def draws(self, hop: int, place: int, expanded: Tensor) -> Tensor:
-        """Returns the probability that a hop draws an edge, from the probability [n] that the hop expands each target of a piece.
+    def _chance(self, hop: int, place: int) -> Tensor:
+        if place in self._of_edges:
+            return self._of_edges[place][hop]
+        piece = self.lists.pieces[place]
+        # Not kept, because it takes 8 bytes for each list and hop.
+        return uniform_draw_probability(piece.degree, self._fanouts[piece.number][hop], self._replace)
 
-        The result is float64 [n], or [e] if the edges have weights.
+    def draws(self, hop: int, place: int, expanded: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns two probabilities: that a target of a piece, once expanded, draws one given neighbour, and that the hop draws an edge.
+
+        Each is float64 [n], or [e] if the edges have weights.
+
+        Args:
+            expanded: the probability [n] that the hop expands each target of the piece.
         """
-        return self.chance[place][hop] * self.lists.pieces[place].spread(expanded)
+        chance = self._chance(hop, place)
+        return chance, chance * self.lists.pieces[place].spread(expanded)
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
         """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that the hop expands each vertex."""
 
         def log_none(place: int, of_targets: Tensor) -> Tensor:
-            return torch.log1p(-self.draws(hop, place, of_targets).clamp(max=1.0))
+            return self.draws(hop, place, of_targets)[1].clamp_(max=1.0).neg_().log1p_()
 
-        return [-torch.expm1(none) for none in self.lists.to_sources(expanded, log_none)]
+        return [none.expm1_().neg_() for none in self.lists.to_sources(expanded, log_none)]
 
 
 def typed_inclusion_probability(
@@ -315,46 +322,38 @@ def typed_inclusion_probabilities(
     """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
-    firsts = [start_of_types(graph, start) for start in starts]
     hops = TypedHops(graph, fanouts, replace)
-    probabilities = []
-    for first in firsts:
-        expanded = list(first)
-        reached = list(first)  # sum of q
-        included = [torch.zeros_like(p_0) for p_0 in first]
-        for hop in range(hops.num_hops):
-            for type_, p in enumerate(hops.reach(hop, expanded)):
-                if expand == "frontier":
-                    expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
-                    reached[type_] = reached[type_] + expanded[type_]
-                    included[type_] = included[type_] + expanded[type_]
-                else:
-                    expanded[type_] = p
-                    included[type_] = included[type_] + p - included[type_] * p
-        if include_seeds:
-            either = [p_0 + p for p_0, p in zip(first, included)]
-            included = either if expand == "frontier" else [p_0 + p - p_0 * p for p_0, p in zip(first, included)]
-        probabilities.append({name: p.clamp(max=1.0).to(torch.float32) for name, p in zip(graph.node_types, included)})
-    return probabilities
+    return [_probabilities(graph, hops, start_of_types(graph, start), include_seeds, expand) for start in starts]
 
 
-def expansions(
-    graph: TypedGraph | ListSums, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
+def _probabilities(
+    graph: TypedGraph | ListSums, hops: TypedHops, expanded: list[Tensor], include_seeds: bool, expand: str
 ) -> dict[str | None, Tensor]:
-    """Computes how often a batch is expected to expand each vertex: ``sum_{h<L} q_h``, where hop 0 are the seeds.
+    """Returns :func:`typed_inclusion_probabilities` of one set of seeds, whose ``p_0`` is ``expanded``.
 
-    A batch expands a vertex at most once, so this is also the probability that the batch reads the lists of the vertex.
-
-    Args:
-        graph, start, fanouts, replace: as in :func:`typed_inclusion_probabilities`.
-
-    Returns:
-        Per vertex type, float32 [N]; zeros without hops.
+    While a hop sums, only arrays that are read later are alive: each takes 8 bytes for every vertex.
     """
-    if not any(len(per_hop) for per_hop in fanouts):
-        return {name: torch.zeros(size, device="cpu") for name, size in zip(graph.node_types, graph.num_vertices)}
-    before_last = [per_hop[:-1] for per_hop in fanouts]
-    return typed_inclusion_probability(graph, start, before_last, include_seeds=True, replace=replace)
+    first = list(expanded) if include_seeds else None
+    reached = list(expanded)  # sum of q
+    included: list[Tensor] | None = None
+    for hop in range(hops.num_hops):
+        expanded = hops.reach(hop, expanded)
+        if expand == "frontier":
+            expanded = [p.mul_((1.0 - sum_q).clamp_(min=0.0)) for p, sum_q in zip(expanded, reached)]
+            reached = [sum_q + q for sum_q, q in zip(reached, expanded)]
+        if included is None:
+            included = list(expanded)
+        elif expand == "frontier":
+            included = [before + q for before, q in zip(included, expanded)]
+        else:
+            included = [before + p - before * p for before, p in zip(included, expanded)]
+    if included is None:
+        included = [torch.zeros_like(p_0) for p_0 in expanded]
+    if first is not None:
+        either = [p_0 + p for p_0, p in zip(first, included)]
+        included = either if expand == "frontier" else [p - p_0 * q for p, p_0, q in zip(either, first, included)]
+    # 0 is added, because a vertex out of reach has the probability -0.0.
+    return {name: p.clamp(max=1.0).add_(0.0).to(torch.float32) for name, p in zip(graph.node_types, included)}
 
 
 def start_of_types(graph: TypedGraph | ListSums, start: Start) -> list[Tensor]:
@@ -401,7 +400,7 @@ def typed_traffic(
         worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
         below = [torch.zeros_like(p_0) for p_0 in first]
         for number, relation in enumerate(graph.relations):
-            draws, chance = hops.draws(hop, number, expanded[hop][relation.target]), hops.chance[number][hop]
+            chance, draws = hops.draws(hop, number, expanded[hop][relation.target])
             degree, brings = relation.indptr.diff(), worth[relation.source]
             if relation.edge_weight is None:
                 draws = torch.repeat_interleave(draws, degree)

@@ -386,34 +386,26 @@ def cache_bytes(
     return math.floor(round(alpha * total / num_parts, 6))
 
 
-#: Number of times that :func:`densest` goes on after a row that does not fit. Each time, only narrower rows are left.
-_PASSES = 32
-
-
 def densest(
-    scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int | Tensor], num_bytes: int
+    scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int], num_bytes: int
 ) -> dict[str | None, Tensor]:
     """Selects the rows with the highest scores per byte that fit into ``num_bytes``. Negative scores are never selected.
 
     A row that does not fit into the rest is left out, and the next rows are tried.
 
     Args:
-        row_bytes: per type the bytes of a row: one number, or int64 [N] if rows differ.
+        row_bytes: per type the bytes of a row.
 
     Returns:
         Per type the selected positions, ascending int64.
     """
-
-    def widths(bytes_: int | Tensor, ids: Tensor) -> Tensor:
-        return bytes_[ids] if isinstance(bytes_, Tensor) else torch.full_like(ids, max(1, bytes_))
-
     types = list(scores)
     useful = [(scores[type_] >= 0).nonzero().flatten() for type_ in types]
-    width = torch.cat([widths(row_bytes[type_], ids) for type_, ids in zip(types, useful)])
+    width = torch.cat([torch.full_like(ids, max(1, row_bytes[type_])) for type_, ids in zip(types, useful)])
     density = torch.cat([scores[type_][ids].to(torch.float64) for type_, ids in zip(types, useful)]) / width
     order = torch.sort(density, descending=True, stable=True).indices
     chosen = torch.zeros(order.numel(), dtype=torch.bool, device="cpu")
-    for _ in range(_PASSES):
+    for _ in types:  # after a row that does not fit, only rows of narrower types are left
         taken = width[order].cumsum(0)
         number = int((taken <= num_bytes).sum())
         chosen[order[:number]] = True

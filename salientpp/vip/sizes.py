@@ -111,4 +111,5 @@ def _num_draws(degree: Tensor, fanout: int, replace: bool) -> Tensor:
 
 def _share(hops: TypedHops, hop: int, place: int, expanded: Tensor) -> Tensor:
     """Returns ``t / (1 - t q)`` of a hop, float64 [n] or [e]."""
-    return hops.chance[place][hop] / (1.0 - hops.draws(hop, place, expanded)).clamp(min=_SMALLEST)
+    chance, draws = hops.draws(hop, place, expanded)
+    return chance / (1.0 - draws).clamp(min=_SMALLEST)

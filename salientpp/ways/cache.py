@@ -63,7 +63,7 @@ class Cache(Way):
     def _chosen(
         self, basis: Basis, tiers: TiersByType
     ) -> tuple[dict[str | None, Tensor], Mapping[str | None, Tensor] | None]:
-        """Returns the ids to cache, by vertex type, ascending int64; and the scores by which they were chosen."""
+        """Returns the vertices whose rows are cached, by type, ascending int64; and the scores that chose them."""
         if not self._factor > 0:
             return dict.fromkeys(basis.source.travelling, NO_IDS), None
         scores = _scores_beside(self.scores(basis), tiers)
@@ -98,15 +98,15 @@ class Cache(Way):
         return basis.once(("scores", self._policy), lambda: scores_of(basis, self._policy))
 
     def _stays(self, type_: str | None) -> bool:
-        """Returns True if the cached rows of a type never change."""
+        """Returns True if the cached rows of a vertex type never change, so that ranks can share them."""
         return True
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-        """Returns the ids to cache, by vertex type, ascending int64."""
+        """Returns the ids of the vertices with the highest scores, as many as fit, by type, ascending int64."""
         source = basis.source
         if basis.ranks_by_host:
             add, own = partial(add_scores, self._policy), {type_: scores[type_] for type_ in source.travelling}
-            scores = basis.once(("pooled scores", self._policy), lambda: pooled(basis.host, own, add))
+            scores = basis.once(("pooled scores", self._policy), lambda: _pooled(basis.host, own, add))
         books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)
@@ -116,9 +116,9 @@ class Cache(Way):
     def _fetched(
         self, basis: Basis, home: HomeRows, members: Mapping[str | None, Tensor]
     ) -> dict[str | None, FeatureCache]:
-        """Fetches the rows of ``members`` from their owners. Collective.
+        """Fills the cache: fetches the rows of ``members`` from their owners. Collective.
 
-        On a host with several ranks, rows that never change lie in memory that the ranks share, and each rank fetches a share of them.
+        On a host with several ranks, rows that never change lie in memory that the ranks share, and each rank fetches some of them.
         """
         exchange = basis.source.exchange
         sets = {type_: IdSet.of(ids, basis.source.books[type_].num_vertices) for type_, ids in members.items()}
@@ -140,7 +140,7 @@ class Cache(Way):
 
 
 class GivenCache(Way):
-    """Cache that another loader filled."""
+    """Cache that another loader has filled, passed as ``cache=``."""
 
     name = "given cache"
 
@@ -156,13 +156,14 @@ class GivenCache(Way):
         return with_copies(basis, tiers, self.cache)
 
 
-def pooled(
+def _pooled(
     host: Comm, scores: Mapping[str | None, Tensor], add: Callable[[Tensor, Tensor], Any]
 ) -> dict[str | None, Tensor]:
-    """Adds up the scores of a host's ranks, to plan the host's cache: per vertex type float64 [N] in shared memory. Collective among these ranks.
+    """Adds up the scores of a host's ranks, from which the host's cache is chosen: per vertex type float64 [N] in shared memory. Collective among
+    these ranks.
 
     Args:
-        add: function of the pool, which begins as zeros, and of one rank's scores. It adds in place.
+        add: adds one rank's scores to the sums in place. The sums begin as zeros.
     """
     pool = dict(zip(scores, shared_tensors(host, [(tuple(of.shape), torch.float64) for of in scores.values()])))
     for rank in range(host.size):  # in rank order, so that rounding is equal on every host and in every run
@@ -176,7 +177,7 @@ def pooled(
 def _in_memory_of_host(
     host: Comm, home: HomeRows, members: Mapping[str | None, IdSet]
 ) -> dict[str | None, FeatureCache]:
-    """Allocates the cache of these ids in memory that the ranks of a host share; the rows are fetched later. Collective among these ranks."""
+    """Allocates an empty cache of these ids in memory that a host's ranks share. Collective among these ranks."""
     shapes: list[tuple[Sequence[int], torch.dtype]] = []
     for type_, own in members.items():
         shapes += [(own.ids.shape, own.ids.dtype), (own.words.shape, own.words.dtype)]
@@ -221,7 +222,7 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
 
 
 def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:
-    """Returns the given scores, with 0 for rows that an earlier way has copies of."""
+    """Sets the scores of rows to 0 if an earlier method already has copies of them."""
     found = dict(scores)
     for type_, of_type in tiers.items():
         for tier in of_type.copies:
@@ -231,7 +232,7 @@ def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> M
 
 
 def contents_of(source: BatchSource) -> str:
-    """Returns a text that identifies the contents of cached rows: the dataset, and how rows are encoded for sending."""
+    """Returns a text that identifies the dataset and the encoding of a cache's rows, to check a given cache."""
     sent = (f", {column} as {source.narrow[column].format}" for column in source.exchanged if column in source.narrow)
     return source.fingerprint + "".join(sent)
 

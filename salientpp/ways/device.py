@@ -15,7 +15,7 @@ from salientpp.store.tiers import NO_IDS, IdSet, Tier, Tiers
 
 
 class DeviceRows(Way):
-    """Copy on the device of some of the part's rows.
+    """Keeps the part's most needed rows on the device, so that batches need not copy them there.
 
     Args:
         amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int. The bytes are divided among the types in proportion to the
@@ -44,7 +44,7 @@ class DeviceRows(Way):
         }
 
     def _hottest(self, basis: Basis, tiers: TiersByType) -> dict[str | None, Tensor]:
-        """Returns the rows to copy, as ascending local ids int64, by vertex type. Collective."""
+        """Returns the local ids of the rows to copy, ascending int64, by vertex type. Collective."""
         fraction, row_bytes = self._amount, basis.source.row_bytes
         if not isinstance(fraction, float):
             whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
@@ -71,10 +71,7 @@ class DeviceRows(Way):
 def _own_chances(
     division: Division, tiers: Tiers, chances: Mapping[str | None, Tensor], number: Mapping[str | None, int]
 ) -> tuple[dict[str | None, Tensor], dict[str | None, int]]:
-    """Returns the chances with 0 for vertices of other ranks, and at most as many rows to copy as this rank owns.
-
-    No chances: the rows are stored in their order.
-    """
+    """Sets the chances of vertices of other ranks to 0, and limits the numbers of rows to copy to this rank's."""
     begin, end = tiers.book.range_of(tiers.part_id)
     chance = chances.get(None, torch.arange(end - begin, 0, -1, device="cpu"))
     own = division.masked(chance, begin)

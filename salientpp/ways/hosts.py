@@ -1,6 +1,7 @@
-"""Agreement of the ranks on which of them run on one host, so that these can share its memory.
+"""Finds out which ranks run on one host, so that they can share its memory.
 
-The hosts come from the user (``ranks_per_host=``), torchrun, or SLURM's srun. A launcher's variables may be wrong. So the ranks compare them, and the ranks
+The hosts come from the user (``ranks_per_host=``), torchrun, or SLURM's srun. A launcher's variables may be wrong. So
+the ranks compare them, and the ranks
 of each host try to share memory, before anything depends on them.
 """
 
@@ -152,7 +153,6 @@ def sizes_of_hosts(
 
 
 def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:
-    """Returns the number of ranks on each host."""
     if asked is None:
         # If the ranks of a host are not consecutive, each run of them counts as a host.
         names = [rank if name is None else name for rank, name in enumerate(believed)]
@@ -179,7 +179,7 @@ def _trouble(
     copies: Sequence[list[int] | None],
     cooperates: bool,
 ) -> str | None:
-    """Returns the reason why these hosts cannot be used, or None. Every rank computes it without communication."""
+    """Returns why these hosts cannot be used, or None. Every rank finds the same reason without communication."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return (

@@ -41,11 +41,11 @@ _MOST_AHEAD = 64
 
 @dataclass(eq=False)
 class Ticket:
-    """A batch on its way.
+    """A batch that was requested, and the rows that must be read for it.
 
     Attributes:
         tick: its number.
-        drawn: the result has its places.
+        drawn: task whose result says which rows the batch needs.
         rows: by vertex type, the part's rows that the batch needs, ascending and distinct. None: not known yet, or the batch could not be drawn.
         is_held: True while the buffers hold the rows.
         error: why the rows could not be read.
@@ -61,11 +61,11 @@ class Ticket:
 
 
 class ReadAhead(Way):
-    """Buffer of rows that upcoming batches need, for rows in mapped files.
+    """Reads rows of mapped files into a buffer before the batches that need them, so that a batch does not wait for the disk.
 
     Args:
-        num_bytes: bytes of the rows in the buffer, of its tables, and of the batches that wait. The vertex types divide them in proportion to the bytes that
-            batches take of each.
+        num_bytes: bytes of the rows in the buffer, of its tables, and of the batches that wait. Each vertex type gets memory in proportion to its bytes in a
+            batch.
 
     Attributes:
         buffers: by vertex type, for types with rows in mapped files.
@@ -123,7 +123,7 @@ class ReadAhead(Way):
     def _shares(
         self, basis: Basis, tiers: TiersByType, files: Mapping[str | None, Mapping[str, FileRows]]
     ) -> dict[str | None, int]:
-        """Returns the number of slots of each type, and decides how many batches wait. Collective if other ranks hold some of the lists."""
+        """Divides the slots among types, and decides how many batches wait. Collective if ranks draw together."""
         batches = basis.trial()
         number = max(1, len(batches))
         self._bytes_of_waiting = sum(waiting_bytes(mfg) for pieces in batches for mfg in pieces) // number
@@ -211,7 +211,7 @@ class ReadAhead(Way):
         self._submit()
 
     def _await(self, ticket: Ticket) -> None:
-        """Waits until the rows of a batch were read. The batches before it have taken theirs."""
+        """Waits until a batch's rows were read. All earlier batches have taken their rows by then."""
         if ticket.ready.is_set():
             return
         with self._lock:
@@ -232,7 +232,7 @@ class ReadAhead(Way):
     # --- the thread that reads ----------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        """Lets the thread look for work."""
+        """Wakes the reading thread."""
         with self._lock:
             if self._is_submitted or not self._queue:
                 return
@@ -303,7 +303,7 @@ class ReadAhead(Way):
             return any(ticket.is_held for ticket in self._tickets.values())
 
     def _learn_rows(self, ticket: Ticket) -> None:
-        """Waits until a batch is drawn, and notes its rows."""
+        """Waits until a batch is drawn, and records which rows it needs."""
         if ticket.rows is None:
             try:
                 ticket.rows = self._rows_of(ticket.drawn.result().places)
@@ -318,7 +318,7 @@ class ReadAhead(Way):
         return {type_: torch.unique(_own_rows(tiers[type_], places[type_])) for type_ in types}
 
     def _admit(self, ticket: Ticket, upcoming: Sequence[Ticket]) -> bool:
-        """Holds the rows of a batch in all buffers, or in none."""
+        """Reserves room for a batch's rows in all buffers. Returns False, without effect, if one lacks room."""
         assert ticket.rows is not None
         held: list[str | None] = []
         for type_, rows in ticket.rows.items():
@@ -353,12 +353,12 @@ def _is_known(ticket: Ticket) -> bool:
 
 
 def _own_rows(tiers: Tiers, places: Any) -> Tensor:
-    """Returns the numbers of the part's rows that a batch takes from home."""
+    """Returns the numbers of the rows that a batch takes from this rank's part."""
     return next((slot for tier, _, slot in tiers.groups(places) if tier is tiers.home), NO_IDS)
 
 
 def _inner(source: RowSource) -> RowSource:
-    """Returns the stored rows, if they are encoded when they are taken."""
+    """Returns the source that is read, where rows are encoded only when they are taken."""
     return source.wide if isinstance(source, EncodedRows) else source
 
 
@@ -367,7 +367,7 @@ def _is_buffered(source: RowSource) -> bool:
 
 
 def _files_of(basis: Basis, type_: str | None, tiers: Tiers) -> dict[str, FileRows]:
-    """Returns the files of those attributes of a type that every sampled vertex gets."""
+    """Returns the mapped files of those attributes that every sampled vertex of a type gets."""
     names = [name for owner, name in basis.source.exchanged if owner == type_]
     return FileRows.of({name: _inner(tiers.home.rows[name]) for name in names})
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import random_data, random_hetero, real_data
+from rare import rare
 from torch_geometric.sampler import NegativeSampling
 
 import salientpp
@@ -46,8 +47,10 @@ def _live(rank: int, root: str, policy: str) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("policy", ["vip", "degree", "simulation"])
-@pytest.mark.parametrize("num_parts", [2, 4])
+@pytest.mark.parametrize(
+    ("num_parts", "policy"),
+    [(2, "vip"), (4, "simulation"), *rare((2, "degree"), (4, "degree"), (4, "vip"), (2, "simulation"))],
+)
 def test_the_count_equals_a_live_run_with_the_same_seed(tmp_path, num_parts, policy):
     part = salientpp.partition(random_data(), num_parts, tmp_path / "parts", FANOUTS, BATCH)
     live = np.array(distributed.run(_live, num_parts, str(tmp_path / "parts"), policy))
@@ -263,7 +266,8 @@ def test_the_command_draws_a_plot(tmp_path):
             "--batch-size",
             "32",
         ]
-        assert main([*command, "--epochs", "1", "--plot", str(tmp_path / name)]) == 0
+        few = ["--policies", "vip,degree", "--replication-factors", "0,.1,.5", "--epochs", "1"]
+        assert main([*command, *few, "--plot", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 5000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "plot.svg"]
 

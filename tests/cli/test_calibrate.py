@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from distributed import HANG
+from forked_python import python
 from graphs import random_data
 
 import salientpp
@@ -71,7 +71,7 @@ def _ranks(*arguments: list[object]) -> list[tuple[int, str, str]]:
             "COLUMNS": "300",
             **{name: str(value) for name, value in {**places, **meeting}.items()},
         }
-        command = [sys.executable, "-m", "salientpp.cli", "calibrate", *map(str, words)]
+        command = [python(), "-m", "salientpp.cli", "calibrate", *map(str, words)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         ranks.append(subprocess.Popen(command, env=environ, text=True, **pipes))
     try:
@@ -84,7 +84,7 @@ def _ranks(*arguments: list[object]) -> list[tuple[int, str, str]]:
 
 def test_ranks_write_one_file_with_links_and_the_step(root, steps, tmp_path):
     file = tmp_path / "machines.json"
-    words = [root, "--ranks-per-host=1", "--seconds=1", f"--step={steps}:make_step", f"--output={file}"]
+    words = [root, "--ranks-per-host=1", "--seconds=0.2", f"--step={steps}:make_step", f"--json={file}"]
     (code, out, err), (other_code, other_out, other_err) = _ranks(words, words)
     assert (code, other_code) == (0, 0), err + other_err
     assert other_out == "" and "link between hosts" in out and "2 ranks on 2 hosts" in out
@@ -100,7 +100,7 @@ def test_ranks_write_one_file_with_links_and_the_step(root, steps, tmp_path):
 def test_one_process_measures_everything_except_links(capsys, steps, tmp_path):
     part = salientpp.partition(random_data(600, 3600), 1, tmp_path / "one", FANOUTS, BATCH)
     file = tmp_path / "machines.json"
-    words = [part.root, "--seconds=1", "--num-neighbors=2,2", "--batch-size=5", f"--output={file}"]
+    words = [part.root, "--seconds=0.2", "--num-neighbors=2,2", "--batch-size=5", f"--json={file}"]
     said = mistake(capsys, "calibrate", *words)
     assert (
         "--between is required, because this is a single process, which cannot measure the link between hosts" in said
@@ -116,7 +116,7 @@ def test_one_process_measures_everything_except_links(capsys, steps, tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--output={here}/no/m.json"], "--output: "),
+        (["--json={here}/no/m.json"], "--json: "),
         (
             ["--between=2GbE"],
             "--between must be one of 1GbE, 10GbE, 25GbE, 100GbE, InfiniBand HDR, InfiniBand NDR, or BYTES",
@@ -137,12 +137,12 @@ def test_one_process_measures_everything_except_links(capsys, steps, tmp_path):
 )
 def test_a_mistake_is_one_line(capsys, root, steps, tmp_path, options, text):
     options = [option.format(here=tmp_path, steps=steps) for option in options]
-    assert text in mistake(capsys, "calibrate", root, f"--output={tmp_path}/m.json", *options)
+    assert text in mistake(capsys, "calibrate", root, f"--json={tmp_path}/m.json", *options)
     assert not (tmp_path / "m.json").exists()
 
 
 def test_a_mistake_on_one_rank_ends_all_ranks(root, steps, tmp_path):
-    words = [root, "--ranks-per-host=1", f"--output={tmp_path}/m.json"]
+    words = [root, "--ranks-per-host=1", f"--json={tmp_path}/m.json"]
     for option, text in (
         (f"--step={steps}:f", "rank 1 could not calibrate: ValueError: --step: "),
         ("--between=2GbE", "rank 1 could not calibrate: ValueError: --between must be one of"),

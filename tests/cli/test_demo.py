@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
+from forked_python import python
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(sys, "executable", python())
+    monkeypatch.setenv("PYTHON_EXEC", python())  # for torchrun's ranks
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

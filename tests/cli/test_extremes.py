@@ -39,9 +39,9 @@ OPTIONS = {
     "--set=about=5": r"about in 10GbE with --set must be an object that says where the constants come from, got 5",
     "--set=draw=1e300": r"draw in 10GbE with --set must be a number >= 0 \(0, or from 1e-18",
     "--set=step.seconds=1e300": r"seconds of step in 10GbE with --set must be a number >= 0",
-    f"--memory={'9' * 400}GiB": r"--memory must be a number of bytes >= 0 per host",
-    f"--memory={'9' * 400}": r"--memory must be fewer than 2\^63 bytes per host",
-    f"--output={LONG}": TOO_LONG,
+    f"--memory={'9' * 400}GiB": r"--memory must be a number of bytes >= 0",
+    f"--memory={'9' * 400}": r"--memory must be fewer than 2\^63 bytes",
+    f"--json={LONG}": TOO_LONG,
     f"--machines={LONG}": TOO_LONG,
 }
 
@@ -134,7 +134,7 @@ def root(tmp_path_factory) -> Path:
     ],
 )  # fmt: skip
 def test_an_error_in_the_users_step_is_named(capsys, root, tmp_path, step, words):
-    options = [f"--step={root}/{step}", "--between=10GbE", "--seconds=0.1", f"--output={tmp_path}/m.json"]
+    options = [f"--step={root}/{step}", "--between=10GbE", "--seconds=0.1", f"--json={tmp_path}/m.json"]
     said = mistake(capsys, "calibrate", root / "parts", *options)
     with pytest.raises(ValueError, match=words):
         raise ValueError(said)

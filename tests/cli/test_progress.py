@@ -6,11 +6,11 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import threading
 
 import pytest
 from distributed import HANG
+from forked_python import python
 
 from salientpp.cli.progress import rate_of
 
@@ -19,7 +19,7 @@ def on_a_terminal(*words: str, folder) -> str:
     """Runs the command with stderr on a pseudo-terminal of 100 columns, and returns what appears there, without its colours."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "salientpp.cli", *words]
+    command = [python(), "-m", "salientpp.cli", *words]
     received: list[bytes] = []
 
     def receive() -> None:

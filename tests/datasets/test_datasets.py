@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked_python import python
 from odd_values import ODD_VALUES
 from peers import real_graph
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
@@ -134,7 +135,7 @@ def test_a_wrong_parameter_is_refused(dataset, parameters, words):
 def test_importing_the_module_does_not_import_ogb():
     code = "import sys, salientpp.datasets; sys.exit(any(m.split('.')[0] == 'ogb' for m in sys.modules))"
     root = Path(datasets.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+    assert subprocess.run([python(), "-c", code], cwd=root).returncode == 0
 
 
 # --- Data objects -----------------------------------------------------------------------------------------

@@ -24,7 +24,11 @@ def test_batches_on_the_device_equal_batches_on_the_cpu(device, data, part, sour
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers in [(1, 0), (4, 1), (10, 3)]:
-        options = {"depth": depth, "num_workers": num_workers, "device_rows": device_rows, "zero_copy": zero_copy}
+        options = {
+            "depth": depth,
+            "num_workers": num_workers,
+            "device_rows": {"part": device_rows, "zero_copy": zero_copy},
+        }
         batches = list(make(graph, input_nodes=nodes, device=device, **options))
         for name, value in batches[0]:
             assert not isinstance(value, torch.Tensor) or value.device == device, name

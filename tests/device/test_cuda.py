@@ -57,8 +57,7 @@ def test_batches_are_right_when_the_device_is_late(cuda, large, device_rows, zer
         batch_size=1024,
         num_workers=2,
         device=cuda,
-        device_rows=device_rows,
-        zero_copy=zero_copy,
+        device_rows={"part": device_rows, "zero_copy": zero_copy},
     )
     side, wrong, last = torch.cuda.Stream(), torch.zeros((), device=cuda), []
     for index, batch in enumerate(loader):
@@ -85,8 +84,7 @@ def test_the_host_never_waits_for_the_device(cuda, large, zero_copy, trims):
         batch_size=96,
         num_workers=2,
         device=cuda,
-        device_rows=0.3,
-        zero_copy=zero_copy,
+        device_rows={"part": 0.3, "zero_copy": zero_copy},
     )
     model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(cuda)
     model = salientpp.nn.trim(model) if trims else model

@@ -16,7 +16,7 @@ MACHINES = Machines(between=Link(1e5), to_device=1e5)
 @pytest.mark.parametrize("source", ["data", "part"])
 def test_rows_on_the_device_stay_within_the_budget(device, data, part, source, budget):
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
-    loader = make(graph, input_nodes=nodes, device=device, device_memory=budget, machines=MACHINES)
+    loader = make(graph, input_nodes=nodes, device=device, memory={"device": budget, "machines": MACHINES})
     for want, got in zip(make(graph, input_nodes=nodes), on_cpu(loader), strict=True):
         assert differences(got, want) == []
     plan, num_bytes = loader.plan(), 10**6 if budget == "1MB" else budget
@@ -34,7 +34,7 @@ def test_rows_on_the_device_stay_within_the_budget(device, data, part, source, b
 def test_a_copy_of_a_loader_has_the_plan(device, data):
     import copy
 
-    loader = make(data, device=device, device_memory=900, machines=MACHINES)
+    loader = make(data, device=device, memory={"device": 900, "machines": MACHINES})
     again = copy.copy(loader)
     assert again.plan().chosen == loader.plan().chosen
     for want, got in zip(on_cpu(loader), on_cpu(again), strict=True):
@@ -42,5 +42,5 @@ def test_a_copy_of_a_loader_has_the_plan(device, data):
 
 
 def test_a_sampler_of_the_user_is_refused(device, data):
-    with pytest.raises(ValueError, match="device_memory= plans from the batches of an epoch, which a sampler of yours"):
-        make(data, device=device, device_memory=900, machines=MACHINES, sampler=range(20), shuffle=False)
+    with pytest.raises(ValueError, match="memory= plans from an epoch's batches, which your sampler orders"):
+        make(data, device=device, memory={"device": 900, "machines": MACHINES}, sampler=range(20), shuffle=False)

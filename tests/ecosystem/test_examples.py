@@ -469,7 +469,8 @@ def recommender(loaders: Any) -> dict[str, Any]:
         model,
         train,
         lambda batch: F.binary_cross_entropy_with_logits(score_of(batch), batch[kind].edge_label),
-        epochs=8,
+        epochs=5,
+        lr=0.02,
     )
     return {
         **found,
@@ -833,7 +834,25 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)
+#: Examples that take long. Others use the same loaders in a similar way, or the same example runs on two ranks below.
+LONG = {
+    transformer_of_types,
+    mixed_precision,
+    links_in_time,
+    types_layer_by_layer,
+    layers_that_shrink_sparse,
+    unsupervised,
+    infomax,
+    labels_as_numbers_and_accuracy_over_ranks,
+    embeddings_of_users_and_items,
+}
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(example, marks=[pytest.mark.rare] * (example in LONG)) for example in EXAMPLES],
+    ids=lambda example: example.__name__,
+)
 def test_an_example_runs_with_another_import_and_learns_as_much(example, monkeypatch):
     monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)  # some builds of pyg-lib lack it
     found = {}

@@ -29,6 +29,7 @@ from salientpp.lightning import FollowingLoader, LightningLinkData, LightningNod
 lightning = pytest.importorskip("lightning", reason="needs Lightning: pip install salientpp[lightning]")
 
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from torch_geometric.data.lightning import LightningLinkData as PygLinkData  # noqa: E402
 from torch_geometric.data.lightning import LightningNodeData as PygNodeData  # noqa: E402
 
@@ -696,13 +697,18 @@ def fit_on_rank(rank, root, directory, stop, options, make=None):
     return model.of("train"), predicted, weights, getattr(module, "_cache", None) is not None
 
 
+def fit_and_stop_on_rank(rank, root, directory, options):
+    """A whole run, and one that stops."""
+    return [fit_on_rank(rank, root, directory, stop, options) for stop in (None, "stop")]
+
+
 @pytest.mark.parametrize("partitioned", [False, True], ids=["data", "parts"])
 def test_two_ranks_share_the_seeds_and_resume_after_a_stop(tmp_path, partitioned):
     directory, options = None, {}
     if partitioned:
         directory, options = tmp_path / "parts", {"replication_factor": 0.2}
         salientpp.partition(graph(), 2, directory, [3, 2], 8)
-    whole = distributed.run(fit_on_rank, 2, tmp_path, directory, None, options, seconds=240)
+    whole, first = zip(*distributed.run(fit_and_stop_on_rank, 2, tmp_path, directory, options, seconds=240))
     steps = [len(train) for train, *_ in whole]
     assert steps[0] == steps[1] and steps[0] > 4, "DDP needs the same number of steps on every rank"
     train = graph().train_mask.nonzero().flatten().tolist()
@@ -716,7 +722,6 @@ def test_two_ranks_share_the_seeds_and_resume_after_a_stop(tmp_path, partitioned
     assert whole[0][2] == whole[1][2], "the ranks must have the same model"
     assert whole[0][3] == partitioned, "the loaders of a partitioned graph must share one cache"
 
-    first = distributed.run(fit_on_rank, 2, tmp_path, directory, "stop", options, seconds=240)
     second = distributed.run(fit_on_rank, 2, tmp_path, directory, "resume", options, seconds=240)
     for rank in range(2):
         rest = second[rank][0]
@@ -771,7 +776,7 @@ def with_a_budget_on_rank(rank, directory, rate):
 
     machines = Machines(between=Link(rate), look_ahead=1e-5)
     module = LightningNodeData(
-        salientpp.load(directory), num_neighbors=[3, 2], batch_size=8, memory=300, machines=machines
+        salientpp.load(directory), num_neighbors=[3, 2], batch_size=8, memory={"host": 300, "machines": machines}
     )
     loaders = [module.train_dataloader(), module.val_dataloader(), module.test_dataloader()]
     assert all(sum(batch.batch_size for batch in loader) > 0 for loader in loaders)
@@ -787,6 +792,26 @@ def test_loaders_of_a_data_module_have_one_budget(tmp_path, rate):
         assert 0 < sum(train) <= 300
         # A static cache is shared. A cache that looks ahead belongs to the batches of one loader.
         assert others == ([(0, 0)] * 2 if looks_ahead else [train] * 2)
+
+
+def test_a_data_module_takes_blocks_of_shared_draws_and_no_second_sampler():
+    data, options = graph(), {"batch_size": 8, "seed": 4, "shared_draws": {"vertices": "batch", "block": 3}}
+    loader = LightningNodeData(data, num_neighbors=[3, 2], **options).train_dataloader()
+    same = NeighborLoader(data, [3, 2], data.train_mask, shuffle=True, uneven="wrap", **options)
+    assert all(torch.equal(ours.n_id, want.n_id) for ours, want in zip(loader, same, strict=True))
+    with pytest.raises(ValueError, match="shared_draws may be a mapping .* got the entry 'blok'. Did you mean block?"):
+        LightningNodeData(data, num_neighbors=[3, 2], shared_draws={"blok": 3}).train_dataloader()
+    with pytest.raises(ValueError, match="neighbor_sampler='device' would replace the sampler that the loaders share"):
+        LightningNodeData(data, num_neighbors=[3, 2], neighbor_sampler="device").train_dataloader()
+
+
+@pytest.mark.parametrize("draws", [None, "batch", {}, {"vertices": "batch"}])
+def test_an_evaluation_with_draws_of_its_own_has_no_blocks_of_the_training(draws):
+    options = {"num_neighbors": [3, 2], "batch_size": 8, "shared_draws": {"vertices": "batch", "block": 3}}
+    module = LightningNodeData(graph(), **options, eval_loader_kwargs={"shared_draws": draws})
+    assert [
+        each._given_options.shared_draws_block for each in (module.train_dataloader(), module.val_dataloader())
+    ] == [3, 1]
 
 
 class Reduced(Homogeneous):
@@ -914,7 +939,9 @@ def test_links_of_a_partitioned_graph_are_seeds(tmp_path, make):
 
 
 def spawned(model, loader, root):
-    trainer(root, strategy="ddp_spawn", devices=2).fit(model, loader)
+    # The fork server of the ranks has imported what a spawned process would import. It receives the same pickles.
+    how = "spawn" if torch.cuda.is_available() else distributed.forks().get_start_method()
+    trainer(root, strategy=DDPStrategy(start_method=how), devices=2).fit(model, loader)
 
 
 def test_a_loader_can_be_sent_to_spawned_processes(tmp_path):

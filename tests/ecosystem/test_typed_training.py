@@ -13,6 +13,7 @@ import distributed
 import pytest
 import torch
 from graphs import real_packages
+from rare import rare
 
 import salientpp
 from salientpp.datasets import load_dataset
@@ -34,7 +35,7 @@ def train_on_a_rank(rank: int, name: str, root: str, options: dict) -> float:
     return example(name).train(salientpp.load(root), seed=0, **options)
 
 
-@pytest.mark.parametrize("time_attr", [None, "year"])
+@pytest.mark.parametrize("time_attr", ["year", *rare(None)])
 def test_two_ranks_learn_classes_of_papers_like_one_process(tmp_path, time_attr):
     made = load_dataset("synthetic-mag", num_papers=2000)
     module = example("train_hetero")
@@ -52,6 +53,7 @@ def test_two_ranks_learn_classes_of_papers_like_one_process(tmp_path, time_attr)
     assert abs(alone - both[0]) < 0.12
 
 
+@pytest.mark.rare
 def test_two_ranks_learn_sections_of_packages_like_one_process(tmp_path):
     data = real_packages()
     few = torch.zeros_like(data["binary"].train_mask)

@@ -15,8 +15,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "cache": {"replication_factor": 0.3},
     "trees": {"disjoint": True, "replace": True},
-    "blocks": {"shared_draws": "batch", "draw_block": 3},
-    "joined": {"logical_ranks": 4, "join_logical_ranks": True},
+    "blocks": {"shared_draws": {"vertices": "batch", "block": 3}},
+    "joined": {"logical_ranks": {"number": 4, "join": True}},
     "ends": {"uneven": "exact", "drop_last": True},
     "threads": {"num_workers": 2, "replication_factor": 0.1},
 }
@@ -31,7 +31,8 @@ def _compare(rank: int, root: str) -> dict[str, tuple]:
     found = {}
     for name, options in [*OPTIONS.items(), ("edges", {"neg_sampling": "binary"})]:
         kind, seeds = (LinkNeighborLoader, "all") if name == "edges" else (NeighborLoader, "train")
-        loader = kind(salientpp.load(root), [4, 3], seeds, **{"batch_size": 8, "shuffle": True, "seed": 5, **options})
+        size = 100 if name == "edges" else 8
+        loader = kind(salientpp.load(root), [4, 3], seeds, batch_size=size, shuffle=True, seed=5, **options)
         for epoch in range(2):
             dry = list(loader.engine.dry(epoch, lambda drawn: drawn))
             bare = list(loader.engine.dry(epoch, lambda drawn: drawn.mfg.node.tolist(), only_vertices=True))

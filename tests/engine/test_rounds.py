@@ -16,6 +16,8 @@ import pytest
 import torch
 from distributed import NEVER
 from graphs import random_data
+from rare import rare
+from silence import note_said, stay_silent, suspend_self
 
 import salientpp
 from salientpp import NeighborLoader, NeighborSampler
@@ -85,39 +87,43 @@ def at_stage(loader: NeighborLoader, name: str, index: int, action: Any) -> None
 # --- ranks that go away -----------------------------------------------------------------------------------
 
 
-def _killed(rank: int, root: str, stages: list[str], depth: int) -> list[str]:
-    """Kills rank 1 in each of these stages, in a fork of each rank's process. Returns the errors of this rank."""
+def _killed(rank: int, root: str, stage: str, depth: int) -> str:
+    """Kills rank 1 in a stage. Returns the error of this rank."""
     loader = loader_of(root, depth=depth, num_workers=depth % 2)
     if rank == 1:
-        at_stage(loader, stages[0], 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    return [error_of(loader)]
+        at_stage(loader, stage, 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return error_of(loader)
 
 
-@pytest.mark.parametrize("number", range(len(STAGES)), ids=STAGES)
-def test_a_rank_killed_in_any_stage_is_named_by_all_others(root, number):
-    results = distributed.run(_killed, 3, root, [STAGES[number]], 1 + 9 * (number % 2), may_fail=True)
+#: Stages in which ``make test`` kills a rank: one of most exchanges, and those between or after them.
+KILLED = ["ask_lists_1", "draw_for_others_1", "answer_sizes_1", "sample", "exchange_ids", "exchange_rows", "assemble"]
+
+
+@pytest.mark.parametrize("stage", [*KILLED, *rare(*(name for name in STAGES if name not in KILLED))])
+def test_a_rank_killed_in_any_stage_is_named_by_all_others(root, stage):
+    depth = 1 + 9 * (STAGES.index(stage) % 2)
+    results = distributed.run(_killed, 3, root, stage, depth, may_fail=True)
     assert results[1].kind == "Died"
     for rank in (0, 2):
-        (text,) = results[rank]
+        text = results[rank]
         assert re.match(rf"rank {rank}, batch \d, stage \w+: rank 1 went away, its connection is closed", text), text
 
 
-def _silent(rank: int, root: str, how: str) -> tuple[str, float]:
-    """Rank 1 stops between a request and its answer."""
+def _silent(rank: int, root: str, how: str, said: str) -> tuple[str, float]:
+    """Rank 1 stops between a request and its answer, until the other ranks have named it."""
     loader, begin = loader_of(root, timeout=TIMEOUT, depth=10, num_workers=1), time.monotonic()
     if rank == 1 and how == "stopped":
-        pid = os.getpid()
-        os.system(f"(sleep {3 * TIMEOUT}; kill -9 {pid}) > /dev/null 2>&1 &")
-        at_stage(loader, "draw_for_others_1", 2, lambda: os.kill(pid, signal.SIGSTOP))
+        at_stage(loader, "draw_for_others_1", 2, lambda: suspend_self(said, [0, 2], distributed.HANG))
     elif rank == 1:
-        topology = loader.node_sampler.topology
-        topology.answer = lambda packet: time.sleep(3 * TIMEOUT)
-    return error_of(loader), time.monotonic() - begin
+        loader.node_sampler.topology.answer = lambda packet: stay_silent(said, [0, 2], distributed.HANG)
+    text, seconds = error_of(loader), time.monotonic() - begin
+    note_said(said, rank)
+    return text, seconds
 
 
 @pytest.mark.parametrize("how", ["stopped", "asleep"])
-def test_a_rank_that_does_not_answer_a_request_is_named_after_the_timeout(root, how):
-    results = distributed.run(_silent, 3, root, how, may_fail=True)
+def test_a_rank_that_does_not_answer_a_request_is_named_after_the_timeout(root, how, tmp_path):
+    results = distributed.run(_silent, 3, root, how, str(tmp_path), may_fail=True)
     for rank in (0, 2):
         text, seconds = results[rank]
         assert re.match(rf"rank {rank}, batch \d, stage \w+: no answer from rank 1 within {TIMEOUT} s", text), text
@@ -245,7 +251,7 @@ def test_fanouts_may_change_after_construction_but_not_get_more_hops(root):
         assert same
         for text in (more, first):
             assert text.startswith(f"rank {rank}, batch 0, stage "), text
-            assert "the sampler needs more rounds between the ranks than when the loader was made" in text, text
+            assert "a batch needs more exchanges between the ranks than when the loader was made" in text, text
 
 
 def _single_batch(rank: int, root: str) -> list[str]:
@@ -274,12 +280,13 @@ def test_edges_that_were_not_drawn_are_refused(root):
 def _on_device(rank: int, root: str) -> str:
     loader = loader_of(root)
     try:
-        draw_on_device(loader.node_sampler, torch.device("cuda"), loader.data, is_given=False)
+        draw_on_device(loader.node_sampler, torch.device("cuda"), loader.data)
     except ValueError as error:
         return str(error)
     return "drawn"
 
 
 def test_a_device_does_not_draw_from_lists_in_parts(root):
-    reason = "sample_on='device' excludes a dataset directory with topology='parts': the kernels need all lists, and a rank has those of its part; "
+    reason = "neighbor_sampler='device' excludes a dataset directory with topology='parts': the kernels need all neighbour lists, and a rank "
+    reason += "has those of its part; "
     assert distributed.run(_on_device, 3, root) == [f"{reason}leave one of them out"] * 3

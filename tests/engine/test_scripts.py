@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from distributed import HANG
+from forked_python import python
 from graphs import random_data
+from rare import rare
 
 import salientpp
 
@@ -27,8 +29,17 @@ from salientpp import NeighborLoader, load
 MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=3600)\n'
 
 
-def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subprocess.CompletedProcess]:
-    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scripts") / "parts"
+    salientpp.partition(random_data(), 2, folder, [5, 3], 8)
+    return folder
+
+
+def _run_script(
+    tmp_path: Path, parts: Path, body: str, executable: str | None = None
+) -> list[subprocess.CompletedProcess]:
+    """Runs a script on two ranks, each a fork that ends as an interpreter does, or with ``executable``."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
     environment = {
@@ -37,10 +48,10 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, str(script)]
+    command = [executable or python(), str(script)]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "parts"), str(tmp_path / "meet")],
+            [*command, str(rank), str(parts), str(tmp_path / "meet")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -51,7 +62,7 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
     done = []
     try:
         for rank in ranks:
-            out, err = rank.communicate(timeout=seconds)
+            out, err = rank.communicate(timeout=HANG)
             done.append(subprocess.CompletedProcess(rank.args, rank.returncode, out, err))
     except subprocess.TimeoutExpired:
         pytest.fail("a script did not end")
@@ -68,27 +79,31 @@ BAD_ENDS = re.compile(
 
 
 @pytest.mark.parametrize(
-    ("which", "destroy", "taken", "depth"),
+    ("which", "destroy", "taken", "depth", "forks"),
     [
-        ("True", "", 0, 10),
-        ("rank == 0", "", 1, 1),
-        ("rank == 1", "", 5, 10),
-        ("True", "dist.destroy_process_group()", 1, 10),
-        ("rank == 0", "dist.destroy_process_group()", 0, 3),
-        ("rank == 1", "dist.destroy_process_group()", 4, 1),
+        ("True", "", 0, 10, True),
+        ("rank == 0", "", 1, 1, True),
+        ("rank == 1", "dist.destroy_process_group()", 4, 10, True),
+        *rare(
+            ("True", "", 0, 10, False),
+            ("rank == 1", "", 5, 10, True),
+            ("True", "dist.destroy_process_group()", 1, 10, True),
+            ("rank == 0", "dist.destroy_process_group()", 0, 3, True),
+            ("rank == 1", "dist.destroy_process_group()", 4, 1, True),
+        ),
         *(
-            pytest.param("True", "", taken, depth, marks=pytest.mark.faults)
+            pytest.param("True", "", taken, depth, False, marks=pytest.mark.faults)
             for taken in (1, 2, 3, 5, 7)
             for depth in (1, 3, 10)
         ),
         *(
-            pytest.param("rank == 0", "", taken, depth, marks=pytest.mark.faults)
+            pytest.param("rank == 0", "", taken, depth, True, marks=pytest.mark.faults)
             for taken in (0, 2, 6)
             for depth in (1, 3, 10)
         ),
     ],
 )
-def test_a_script_can_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
+def test_a_script_can_end_with_an_iterator_alive(tmp_path, parts, which, destroy, taken, depth, forks):
     body = (
         MAKE.replace("timeout=3600", f"timeout=3600, num_workers=1, depth={depth}")
         + f"""
@@ -100,7 +115,7 @@ if not ({which}):
 {destroy}
 """
     )
-    for rank, done in enumerate(_run_script(tmp_path, body)):
+    for rank, done in enumerate(_run_script(tmp_path, parts, body, None if forks else sys.executable)):
         assert done.returncode == 0, done.stderr
         assert not BAD_ENDS.search(done.stderr), done.stderr
         if done.stdout:
@@ -108,8 +123,8 @@ if not ({which}):
             assert given == length, rank
 
 
-@pytest.mark.parametrize("depth", [1, 10])
-def test_an_uncaught_exception_on_one_rank_ends_the_other_with_its_text(tmp_path, depth):
+@pytest.mark.parametrize("depth", [*rare(1), 10])
+def test_an_uncaught_exception_on_one_rank_ends_the_other_with_its_text(tmp_path, parts, depth):
     body = (
         MAKE.replace("timeout=3600", f"timeout=3600, depth={depth}")
         + """
@@ -120,13 +135,13 @@ for epoch in range(3):
             raise LookupError("the user's mistake")
 """
     )
-    failing, waiting = _run_script(tmp_path, body)
+    failing, waiting = _run_script(tmp_path, parts, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
     assert "rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
 
 
-def test_an_uncaught_exception_reaches_ranks_that_have_begun_the_next_epoch(tmp_path):
+def test_an_uncaught_exception_reaches_ranks_that_have_begun_the_next_epoch(tmp_path, parts):
     body = (
         MAKE
         + """
@@ -143,13 +158,13 @@ for epoch in range(3):
             raise LookupError("the user's mistake")
 """
     )
-    failing, waiting = _run_script(tmp_path, body)
+    failing, waiting = _run_script(tmp_path, parts, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
     assert "stage open_epoch: rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
 
 
-def test_an_uncaught_exception_does_not_block_ranks_that_wait_for_the_process(tmp_path):
+def test_an_uncaught_exception_does_not_block_ranks_that_wait_for_the_process(tmp_path, parts):
     body = (
         MAKE
         + """
@@ -160,13 +175,13 @@ for index, batch in enumerate(loader):
     dist.all_reduce(torch.ones(1))  # as DDP does in every step
 """
     )
-    failing, waiting = _run_script(tmp_path, body)
+    failing, waiting = _run_script(tmp_path, parts, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
 
 
-@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
-def test_a_failed_stage_ends_every_process_at_once(tmp_path, end):
+@pytest.mark.parametrize("end", [*rare(""), "dist.destroy_process_group()"])
+def test_a_failed_stage_ends_every_process_at_once(tmp_path, parts, end):
     body = (
         MAKE.replace("timeout=3600", "timeout=3600, transform=fail")
         + f"""
@@ -179,14 +194,14 @@ finally:
 """
     )
     fail = "def fail(batch):\n    if rank == 0 and batch.n_id.numel() % 3 == 0:\n        1 / 0\n    return batch\n"
-    for done in _run_script(tmp_path, fail + body):
+    for done in _run_script(tmp_path, parts, fail + body):
         assert done.returncode == 1
         assert "stage assemble: division by zero" in done.stderr and "rank 0, batch" in done.stderr
 
 
-def test_wrong_arguments_on_one_rank_raise_on_every_rank(tmp_path):
+def test_wrong_arguments_on_one_rank_raise_on_every_rank(tmp_path, parts):
     body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=3600)\n'
-    for done in _run_script(tmp_path, body):
+    for done in _run_script(tmp_path, parts, body):
         assert done.returncode == 1 and "depth must be an integer >= 1 (batches in flight), got 0" in done.stderr
 
 
@@ -217,18 +232,23 @@ PROCESS = """context = mp.get_context("METHOD")
 
 @pytest.mark.parametrize(
     ("start", "method"),
-    [(TORCH_SPAWN, "spawn"), (PROCESS, "fork")]
-    + [
-        pytest.param(start, method, marks=pytest.mark.faults)
-        for start, method in ((TORCH_SPAWN, "fork"), (PROCESS, "spawn"))
+    [
+        (TORCH_SPAWN, "fork"),
+        (PROCESS, "fork"),
+        *rare((TORCH_SPAWN, "spawn")),
+        pytest.param(PROCESS, "spawn", marks=pytest.mark.faults),
     ],
 )
-def test_a_failing_process_of_multiprocessing_does_not_block_the_others(tmp_path, start, method):
-    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+def test_a_failing_process_of_multiprocessing_does_not_block_the_others(tmp_path, parts, start, method):
     script = tmp_path / "script.py"
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        [
+            sys.executable if method == "spawn" else python(),
+            str(script),
+            str(parts),
+            str(tmp_path / "meet"),
+        ],
         capture_output=True,
         text=True,
         timeout=HANG,
@@ -239,16 +259,15 @@ def test_a_failing_process_of_multiprocessing_does_not_block_the_others(tmp_path
         assert done.stdout == "[1, 1]\n"
 
 
-def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
-    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path, parts):
     script = tmp_path / "script.py"
     script.write_text(
-        PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace(
+        PROCESSES.replace("START", PROCESS.replace("METHOD", "fork")).replace(
             "dist.all_reduce(torch.ones(1))", "time.sleep(rank / 2)"
         )
     )
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        [python(), str(script), str(parts), str(tmp_path / "meet")],
         capture_output=True,
         text=True,
         timeout=HANG,
@@ -257,7 +276,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     assert "rank 0 ended early: its process ended with exit code 1" in done.stderr
 
 
-def test_ctrl_c_on_a_finished_script_that_still_answers_ends_all_ranks(tmp_path):
+def test_ctrl_c_on_a_finished_script_that_still_answers_ends_all_ranks(tmp_path, parts):
     """Rank 0's script has ended, and waits for the slow rank 1, which has half a minute of batches left. Ctrl-C ends that wait."""
     body = (
         MAKE.replace("batch_size=8", "batch_size=1")
@@ -274,7 +293,7 @@ for batch in loader:
     time.sleep(0.5)
 """
     )
-    over, slow = _run_script(tmp_path, body)
+    over, slow = _run_script(tmp_path, parts, body)
     assert slow.returncode == 1 and "rank 0 ended early: KeyboardInterrupt" in slow.stderr
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
 
@@ -292,7 +311,7 @@ def fork(function):
 """
 
 
-def test_a_forked_child_of_a_rank_raises_and_the_rank_continues(tmp_path):
+def test_a_forked_child_of_a_rank_raises_and_the_rank_continues(tmp_path, parts):
     body = (
         MAKE
         + FORK
@@ -311,20 +330,19 @@ os.waitpid(pid, 0)
 print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 """
     )
-    for done in _run_script(tmp_path, body, seconds=300):
+    for done in _run_script(tmp_path, parts, body):
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["True", "True", "True", "4", "True"], done.stderr
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "raise LookupError"])
-def test_a_forked_child_of_a_rank_can_end_independently(tmp_path, end):
+def test_a_forked_child_of_a_rank_can_end_independently(tmp_path, parts):
     body = (
         MAKE
         + FORK
-        + f"""
-def end():
-    {end}
-if rank == 0:
+        + """
+def fail():
+    raise LookupError
+for end in (sys.exit, fail) if rank == 0 else ():
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -334,16 +352,17 @@ if rank == 0:
 print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 """
     )
-    first, second = _run_script(tmp_path, body, seconds=300)
+    first, second = _run_script(tmp_path, parts, body)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stdout.split() == [str(int("raise" in end)), "True", "True"], first.stderr
+    assert first.stdout.split() == ["0", "True", "1", "True", "True"], first.stderr
     assert second.stdout.split() == ["True"]
 
 
 @pytest.mark.parametrize(
-    "start", ["fork(lambda: time.sleep(100))", 'os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)']
+    "start",
+    ["fork(lambda: time.sleep(100))", *rare('os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)')],
 )
-def test_a_killed_rank_is_noticed_at_once_even_if_its_child_lives(tmp_path, start):
+def test_a_killed_rank_is_noticed_at_once_even_if_its_child_lives(tmp_path, parts, start):
     body = (
         MAKE
         + FORK
@@ -362,6 +381,6 @@ except RuntimeError as error:
     print(time.monotonic() - started < 90, "rank 0 went away" in str(error))
 """
     )
-    killed, other = _run_script(tmp_path, body, seconds=300)
+    killed, other = _run_script(tmp_path, parts, body)
     assert killed.returncode == -9
     assert other.stdout.split() == ["True", "True"], (other.stdout, other.stderr)

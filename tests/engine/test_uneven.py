@@ -13,6 +13,7 @@ import pytest
 import torch
 from distributed import NEVER
 from graphs import random_data
+from rare import rare
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
@@ -96,8 +97,8 @@ def _check(case: dict, given: list) -> None:
 @pytest.mark.parametrize(
     ("world", "number", "seed"),
     [
-        (2, 20, 0),
-        (4, 10, 0),
+        (2, 12, 0),
+        (3, 6, 0),
         *(pytest.param(w, 150, seed, marks=pytest.mark.faults) for w in (2, 3, 4) for seed in (1, 2)),
     ],
 )
@@ -126,12 +127,20 @@ def _lengths(rank: int, root: str, plans: list[list[int]]) -> list[int]:
 
 def test_loops_can_have_different_lengths_on_each_rank_and_in_each_epoch(tmp_path):
     rng = random.Random(5)
-    plans = [[rng.randint(1, 7) for _ in range(3)] for _ in range(20)]
+    plans = [[rng.randint(1, 7) for _ in range(3)] for _ in range(10)]
     results = distributed.run(_lengths, 3, _directory(tmp_path / "parts", 3), plans)
     assert results == [[plan[rank] for plan in plans] for rank in range(3)]
 
 
 # --- loops that count their batches -----------------------------------------------------------------------
+
+
+#: How many batches of a state are skipped, the numbers of seeds, and options.
+Counted = tuple[int, list[int], dict]
+
+
+def _count_each(rank: int, root: str, cases: list[Counted]) -> list[list[tuple[int, float]]]:
+    return [_count_batches(rank, root, seeds, options, resumed) for resumed, seeds, options in cases]
 
 
 def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resumed: int) -> list[tuple[int, float]]:
@@ -160,15 +169,20 @@ def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resume
     return found
 
 
-@pytest.mark.parametrize("resumed", [0, 2])
-@pytest.mark.parametrize("seeds", [[36, 4], [4, 36], [9, 0], [0, 9], [0, 0]])
-@pytest.mark.parametrize("options", [{"depth": 1}, {"num_workers": 2, "replication_factor": 0.1}])
-def test_a_loop_over_len_loader_can_end_in_a_collective(tmp_path, seeds, options, resumed):
+def test_a_loop_over_len_loader_can_end_in_a_collective(tmp_path):
     """A rank continues to answer others after its last batch, without another request for a batch."""
-    results = distributed.run(_count_batches, 2, _directory(tmp_path / "parts", 2), seeds, options, resumed)
-    left = [max(-(-count // 4) - resumed, 0) for count in seeds]
-    total = float(sum(max(count - 4 * resumed, 0) for count in seeds))
-    assert results == [[(number, total)] * 3 for number in left]
+    cases: list[Counted] = [
+        (resumed, seeds, options)
+        for resumed in (0, 2)
+        for seeds in ([36, 4], [4, 36], [9, 0], [0, 9], [0, 0])
+        for options in ({"depth": 1}, {"num_workers": 2, "replication_factor": 0.1})
+    ]
+    results = distributed.run(_count_each, 2, _directory(tmp_path / "parts", 2), cases)
+    for case, found in zip(cases, zip(*results), strict=True):
+        resumed, seeds, _ = case
+        left = [max(-(-count // 4) - resumed, 0) for count in seeds]
+        total = float(sum(max(count - 4 * resumed, 0) for count in seeds))
+        assert list(found) == [[(number, total)] * 3 for number in left], case
 
 
 # --- training is equivalent -------------------------------------------------------------------------------
@@ -207,7 +221,7 @@ def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[floa
     return steps
 
 
-@pytest.mark.parametrize(("world", "uneven"), [(2, "wrap"), (2, "drop"), (4, "wrap")])
+@pytest.mark.parametrize(("world", "uneven"), [*rare((2, "wrap")), (2, "drop"), (3, "wrap")])
 def test_gradients_of_ranks_equal_one_rank_with_the_same_global_batch(tmp_path, world, uneven):
     """Sampling all neighbours is deterministic. So DDP's mean over ranks is the mean over the union of their seeds, at every step."""
     results = distributed.run(_train, world, _directory(tmp_path / "parts", world, dtype=torch.float64), uneven)
@@ -261,6 +275,10 @@ def test_leaving_an_epoch_twice_does_not_wait():
 # --- defaults ---------------------------------------------------------------------------------------------
 
 
+def _each_by_default(rank: int, root: str, cases: list[dict]) -> list[tuple[str, list[int]]]:
+    return [_by_default(rank, root, options) for options in cases]
+
+
 def _by_default(rank: int, root: str, options: dict) -> tuple[str, list[int]]:
     part = salientpp.load(root)
     begin, _ = part.book.range_of(rank)
@@ -268,19 +286,13 @@ def _by_default(rank: int, root: str, options: dict) -> tuple[str, list[int]]:
     return loader.uneven, [seed for batch in loader for seed in batch.n_id[: batch.batch_size].tolist()]
 
 
-@pytest.mark.parametrize(
-    "options, expected", [({}, "exact"), ({"shuffle": False}, "exact"), ({"shuffle": True}, "wrap")]
-)
-def test_seeds_are_repeated_only_if_they_are_shuffled(tmp_path, options, expected):
-    found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), options)
-    assert [uneven for uneven, _ in found] == [expected] * 2
-    assert [len(set(seeds)) for _, seeds in found] == [30, 11]
-    assert [len(seeds) for _, seeds in found] == ([30, 11] if expected == "exact" else [30, 30])
-
-
-def test_an_explicit_uneven_is_kept_without_shuffle(tmp_path):
-    found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), {"uneven": "wrap"})
-    assert [(uneven, len(seeds)) for uneven, seeds in found] == [("wrap", 30)] * 2
+def test_seeds_are_repeated_only_if_they_are_shuffled_or_the_user_asks_for_it(tmp_path):
+    cases = [({}, "exact"), ({"shuffle": False}, "exact"), ({"shuffle": True}, "wrap"), ({"uneven": "wrap"}, "wrap")]
+    results = distributed.run(_each_by_default, 2, _directory(tmp_path / "parts", 2), [options for options, _ in cases])
+    for (options, expected), found in zip(cases, zip(*results), strict=True):
+        assert [uneven for uneven, _ in found] == [expected] * 2, options
+        assert [len(set(seeds)) for _, seeds in found] == [30, 11], options
+        assert [len(seeds) for _, seeds in found] == ([30, 11] if expected == "exact" else [30, 30]), options
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

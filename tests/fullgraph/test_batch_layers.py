@@ -10,7 +10,8 @@ import torch
 import torch_geometric
 from host_batches import batch_of, filled, loader_of, share_batch
 from layer_graph import Called, F, H, differences, gradients, graph
-from pyg_layers import CASES, Case
+from pyg_layers import CASES, NAMES, Case, words_of
+from rare import rare
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
@@ -104,25 +105,30 @@ def compare(
     return wrong
 
 
-FORMS = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]
+ALL = rare(*((*form, NAMES) for form in [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]))
+#: Each layer is in one form of each list. Those of two ranks on one host in the one list are not in the other.
+TRIMMED = [(2, 2, NAMES[::2]), (2, 1, NAMES[3::4]), (4, 2, NAMES[1::8]), (4, 4, NAMES[5::8])]
+WHOLE = [(2, 2, NAMES[1::2]), (2, 1, NAMES[::8]), (1, 1, NAMES[2::8]), (4, 4, NAMES[4::8]), (4, 2, NAMES[6::8])]
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
-def test_each_layer_of_a_trimmed_model_equals_the_joined_batches_for_seeds(size, ranks_per_host):
-    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), True)
+@pytest.mark.parametrize(("size", "ranks_per_host", "names"), [*TRIMMED, *ALL], ids=words_of)
+def test_each_layer_of_a_trimmed_model_equals_the_joined_batches_for_seeds(size, ranks_per_host, names):
+    wrong = distributed.run(compare, size, size, ranks_per_host, names, True)
     assert [words for each in wrong for words in each] == []
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
-def test_each_layer_equals_the_joined_batches(size, ranks_per_host):
+@pytest.mark.parametrize(("size", "ranks_per_host", "names"), [*WHOLE, *ALL], ids=words_of)
+def test_each_layer_equals_the_joined_batches(size, ranks_per_host, names):
     """T5 of a step: with one host and several, layers over shares give outputs and gradients of the joined batches."""
-    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), False)
+    wrong = distributed.run(compare, size, size, ranks_per_host, names, False)
     assert [words for each in wrong for words in each] == []
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2)])
-def test_each_layer_that_is_computed_again_equals_the_joined_batches(size, ranks_per_host):
-    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), False, "layers")
+@pytest.mark.parametrize(
+    ("size", "ranks_per_host", "names"), [(2, 2, NAMES[::4]), *rare((2, 2, NAMES), (4, 2, NAMES))], ids=words_of
+)
+def test_each_layer_that_is_computed_again_equals_the_joined_batches(size, ranks_per_host, names):
+    wrong = distributed.run(compare, size, size, ranks_per_host, names, False, "layers")
     assert [words for each in wrong for words in each] == []
 
 

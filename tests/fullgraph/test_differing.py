@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from graphs import random_data
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -343,10 +344,21 @@ def alone(name: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("layout", ["halo", "cover", "1d"])
-def test_every_rank_names_what_one_rank_does_differently(layout):
+IN_ALL = [name for name in MISTAKES if name not in HALO_ALONE]
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("halo", [*MISTAKES]),
+        ("cover", IN_ALL[::3]),
+        ("1d", IN_ALL[1::3]),
+        *rare(("cover", IN_ALL), ("1d", IN_ALL)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} mistakes",
+)
+def test_every_rank_names_what_one_rank_does_differently(layout, names):
     wrong = []
-    names = [name for name in MISTAKES if layout == "halo" or name not in HALO_ALONE]
     for rank, said in enumerate(distributed.run(said_of_all, 2, names, layout)):
         for name in names:
             says = MISTAKES[name][1]

@@ -14,7 +14,8 @@ import torch.distributed as dist
 import torch_geometric
 import torch_geometric.nn as pyg
 from layer_graph import Called, F, H, N, differences, gradients, graph
-from pyg_layers import CASES
+from pyg_layers import CASES, NAMES, words_of
+from rare import rare
 from torch.nn import Linear, Sequential
 
 from salientpp.fullgraph import Preload, distribute, local, loss_mean, pieces
@@ -75,16 +76,24 @@ def compare(rank: int, size: int, names: list[str], ranks_per_host: int | None =
     return wrong
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_each_layer_equals_the_whole_graph(size):
-    wrong = distributed.run(compare, size, size, sorted(CASES))
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [(2, NAMES), (1, NAMES[::8]), (3, NAMES[1::8]), (4, NAMES[2::8]), *rare((1, NAMES), (3, NAMES), (4, NAMES))],
+    ids=words_of,
+)
+def test_each_layer_equals_the_whole_graph(size, names):
+    wrong = distributed.run(compare, size, size, names)
     assert [words for each in wrong for words in each] == []
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 2)])
-def test_each_layer_on_preloaded_vertices_equals_the_whole_graph(size, ranks_per_host):
+@pytest.mark.parametrize(
+    ("size", "ranks_per_host", "names"),
+    [(2, 1, NAMES[::2]), (4, 2, NAMES[1::8]), *rare((2, 1, NAMES), (4, 2, NAMES))],
+    ids=words_of,
+)
+def test_each_layer_on_preloaded_vertices_equals_the_whole_graph(size, ranks_per_host, names):
     # The weights that PDNConv normalises are computed from parameters, so their sums over the edges of other hosts are unknown.
-    wrong = distributed.run(compare, size, size, sorted({*CASES} - {"PDNConv"}), ranks_per_host)
+    wrong = distributed.run(compare, size, size, sorted({*names} - {"PDNConv"}), ranks_per_host)
     assert [words for each in wrong for words in each] == []
 
 
@@ -93,10 +102,20 @@ def compare_in_pieces(rank: int, size: int, names: list[str], piece_bytes: int) 
     return compare(rank, size, names, recompute="layers")
 
 
-@pytest.mark.parametrize(("size", "piece_bytes"), [(1, 1), (2, 6000), (4, 6000), (4, pieces.PIECE_BYTES)], ids=str)
-def test_each_layer_equals_the_whole_graph_if_it_is_computed_again(size, piece_bytes):
+@pytest.mark.parametrize(
+    ("size", "piece_bytes", "names"),
+    [
+        (2, 6000, NAMES[::3]),
+        (1, 1, NAMES[1::3]),
+        (1, 6000, NAMES[2::3]),
+        (4, pieces.PIECE_BYTES, NAMES[::16]),
+        *rare((2, 6000, NAMES), (1, 1, NAMES), (4, 6000, NAMES), (4, pieces.PIECE_BYTES, NAMES)),
+    ],
+    ids=words_of,
+)
+def test_each_layer_equals_the_whole_graph_if_it_is_computed_again(size, piece_bytes, names):
     """A piece of one byte holds one target. A piece of the default size holds all targets."""
-    wrong = distributed.run(compare_in_pieces, size, size, sorted(CASES), piece_bytes)
+    wrong = distributed.run(compare_in_pieces, size, size, names, piece_bytes)
     assert [words for each in wrong for words in each] == []
 
 

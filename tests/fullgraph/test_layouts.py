@@ -7,12 +7,14 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from layout_words import words_of_product
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
 from salientpp.fullgraph import DistAdjacency, LocalGraph, distribute, local
-from salientpp.fullgraph.layouts import Layout, words_of_product
+from salientpp.fullgraph.layouts import Layout
 from salientpp.ways.planner.cut import minimum_cover
 
 N, F = 48, 7
@@ -56,7 +58,7 @@ def expected(data: Data, kind: str) -> tuple[Tensor, Tensor]:
     return out.detach(), x.grad
 
 
-def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
+def compare(rank: int, offsets: list[int], layouts: list[str]) -> list[str]:
     data, wrong = graph(), []
     part = local(data, offsets=offsets)
     ranks, number = part.ranks, part.n_id.numel()
@@ -65,7 +67,7 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
     x_here = part.x[:number]
     draw = torch.Generator().manual_seed(9)
     y = torch.randn(N, F, generator=draw).double()[own]
-    for name in LAYOUTS[size]:
+    for name in layouts:
         for kind in ("sum", "weighted", "mean", "max"):
             if kind == "max" and name in ("halo", "cover", "2d", "3d"):
                 continue
@@ -91,9 +93,17 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(("size", "offsets"), [*UNEVEN.items(), (4, EVEN[4])], ids=str)
-def test_every_layout_gives_product_and_adjoint_and_moves_the_predicted_words(size, offsets):
-    wrong = distributed.run(compare, size, size, offsets)
+@pytest.mark.parametrize(
+    ("size", "even", "layouts"),
+    [
+        *((size, False, LAYOUTS[size]) for size in (1, 2, 3, 4)),
+        (8, False, ["3d", "grid:2x4", "1.5d:4"]),
+        *rare((4, True, LAYOUTS[4]), (8, False, LAYOUTS[8])),
+    ],
+    ids=lambda value: f"{len(value)} layouts" if isinstance(value, list) else str(value),
+)
+def test_every_layout_gives_product_and_adjoint_and_moves_the_predicted_words(size, even, layouts):
+    wrong = distributed.run(compare, size, (EVEN if even else UNEVEN)[size], layouts)
     assert [words for each in wrong for words in each] == []
 
 

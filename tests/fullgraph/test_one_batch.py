@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from graphs import random_data
 from host_batches import batch_of, loader_of, share_batch
+from rare import rare, some_of
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -174,8 +176,11 @@ def a_failing_backward(rank: int, root: str, form: str, where: str) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("form", ["batches", "whole", "preloaded"])
-@pytest.mark.parametrize("where", ["between", "after", "loss"])
+SOME = [("batches", "between"), ("whole", "after"), ("preloaded", "loss")]
+EVERY = [*itertools.product(("batches", "whole", "preloaded"), ("between", "after", "loss"))]
+
+
+@pytest.mark.parametrize(("form", "where"), some_of(SOME, EVERY))
 def test_an_exception_in_one_ranks_backward_ends_the_others_at_once(root, form, where):
     first, second = distributed.run(a_failing_backward, 2, root, form, where)
     assert second == "LookupError: no gradient here"
@@ -228,7 +233,7 @@ def calls_after_a_failure(rank: int, root: str, form: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("form", ["batches", "whole", "preloaded"])
+@pytest.mark.parametrize("form", ["batches", "whole", *rare("preloaded")])
 def test_calls_after_a_failure_raise_it_again_and_new_connections_work(root, form):
     first, second = distributed.run(calls_after_a_failure, 2, root, form)
     text = "RankFailure: rank 1 failed in the backward of its model; look at the error of that rank"

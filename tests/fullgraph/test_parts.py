@@ -8,6 +8,7 @@ import distributed
 import pytest
 import torch
 from fullgraph_training import data_of, network, train
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data
 from two_forms import in_both_forms, own_copy
@@ -40,7 +41,7 @@ def steps(rank: int, root: str, is_copy: bool) -> dict[str, Any]:
     found["weights"] = weighted(part.x, part.edge_index, part.edge_weight).tolist()
     for layout in ("cover", "1d"):
         found[layout] = train(distribute(network("gcn"), part, layout), part, 2)
-    constants = Constants(1e-9, 1e-10, 1e-8, 0.0)
+    constants = Constants(1e-9, 1e-10, 1e-8)
     for kind in ("fetch", "cache", "recompute", "sum", "cut"):
         plan = plan_for(network("sage"), part, kind=kind, constants=constants)
         model = distribute(network("sage"), part, plan)
@@ -52,11 +53,15 @@ def plain(tensor: Tensor) -> tuple[str, list[Any]]:
     return str(tensor.dtype), tensor.tolist()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_both_forms_train_alike_and_a_rank_needs_no_list_of_another_part(tmp_path, world_size):
+@pytest.mark.parametrize(
+    ("world_size", "copies"),
+    [(1, [False]), (2, [True]), *rare(*((size, [False, True]) for size in (1, 2, 4)))],
+    ids=str,
+)
+def test_both_forms_train_alike_and_a_rank_needs_no_list_of_another_part(tmp_path, world_size, copies):
     whole, parts = in_both_forms(tmp_path, graph(), PARTS)
     expected = distributed.run(steps, world_size, whole, False)
-    for is_copy in (False, True):
+    for is_copy in copies:
         for rank, (a, b) in enumerate(zip(expected, distributed.run(steps, world_size, parts, is_copy), strict=True)):
             for name, value in a.items():
                 assert value == b[name], f"{name} on rank {rank}, copy: {is_copy}"
@@ -103,7 +108,7 @@ def test_lists_from_their_owners_equal_those_of_the_whole_graph(tmp_path):
 
 def one_owner(rank: int, root: str) -> list[float]:
     part = opened(root, True)
-    plan = plan_for(network("sage"), part, kind="recompute", constants=Constants(1e-9, 1e-10, 1e-8, 0.0))
+    plan = plan_for(network("sage"), part, kind="recompute", constants=Constants(1e-9, 1e-10, 1e-8))
     return train(distribute(network("sage"), part, plan), part, 1)
 
 

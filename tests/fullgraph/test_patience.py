@@ -9,14 +9,12 @@ from typing import Any
 
 import distributed
 import pytest
-import torch_geometric.nn as pyg
 from graphs import random_data
 from torch import ones
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.fullgraph import Preload, local, plan_for, planner, preload
-from salientpp.fullgraph.trial import in_turns
+from salientpp.fullgraph import Preload, local, preload
 from salientpp.ways.cooperate import division
 
 #: Time-out of the ranks while none dies, and the time that one of them computes, in seconds.
@@ -61,20 +59,3 @@ def test_ranks_wait_longer_than_the_time_out_for_one_that_partitions(root, form)
 def test_a_rank_that_dies_while_it_partitions_is_named(root, form):
     first, second = distributed.run(divides, 2, root, form, True, may_fail=True)
     assert first.kind == "Died" and "rank 0 went away" in second.text, second.text
-
-
-def plans(rank: int, root: str) -> list[int]:
-    numbers: list[int] = []
-
-    def counted(models: Any, *args: Any, **options: Any) -> Any:
-        numbers.append(len(models))
-        return in_turns(models, *args, **options)
-
-    planner.in_turns = counted
-    plan_for(pyg.GraphSAGE(6, 8, 2), local(salientpp.load(root), timeout=distributed.NEVER))
-    return numbers
-
-
-def test_at_most_two_plans_exist_at_a_time(root):
-    for numbers in distributed.run(plans, 2, root):
-        assert numbers and max(numbers) == 2

@@ -10,14 +10,13 @@ from typing import Any
 
 import distributed
 import pytest
-import reference
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from fullgraph_training import CLASSES, WIDTH, data_of, network, train, train_alone
+from rare import rare, some_of
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
 from two_forms import in_both_forms, own_copy
 
 import salientpp
@@ -32,9 +31,12 @@ from salientpp.fullgraph import (
     plan_for,
     preload,
 )
-from salientpp.graph.csc import Graph
 
 HOSTS: list[tuple[int, Any]] = [(1, 1), (2, 1), (2, 2), (4, 2), (4, [1, 3])]
+EVERY_STEP = [*((*each, "halo") for each in HOSTS), (4, 2, "cover"), (4, 2, "1d")]
+#: Further cases of the laws are rare tests.
+STEPS = [(2, 1, "halo"), (2, 2, "cover"), (2, 2, "1d"), (4, [1, 3], "halo")]
+SETS: list[tuple[int, Any]] = [(2, 1), (4, [1, 3])]
 N = 120
 LAYERS = {"sage": 3, "gat": 3, "gcn": 2, "weighted gcn": 2}
 
@@ -101,7 +103,8 @@ def step(rank: int, size: int, per_host: Any, layout: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "per_host", "layout"), [*((*each, "halo") for each in HOSTS), (4, 2, "cover"), (4, 2, "1d")]
+    ("size", "per_host", "layout"),
+    some_of(STEPS, EVERY_STEP),
 )
 def test_with_as_many_hops_as_layers_outputs_and_gradients_equal_one_process(size, per_host, layout):
     """T1. The gradients of copies of a row add up to the gradient of the row."""
@@ -126,7 +129,7 @@ def curves(rank: int, root: str, is_copy: bool, names: list[str]) -> dict[str, A
     part, found = local(data, preload=Preload(3), ranks_per_host=2), dict[str, Any]()
     for name in names:
         model = distribute(network(name, classes=part.num_classes), part)
-        found[name] = train(model, part, 3)
+        found[name] = train(model, part, 2)
         with torch.no_grad():
             out = model.eval()(part.x, part.edge_index)
         found[f"{name} accuracy"] = accuracy(out[part.val_mask], part.y[part.val_mask], part)
@@ -134,12 +137,13 @@ def curves(rank: int, root: str, is_copy: bool, names: list[str]) -> dict[str, A
     return found | {"small": (small.n_id.tolist(), small.e_id.tolist(), small.edge_attr.tolist())}
 
 
-def test_both_forms_of_a_directory_train_as_one_process(tmp_path):
-    data, names = graph(), ["sage", "gcn"]
+@pytest.mark.parametrize(("names", "copies"), [(["sage"], [True]), *rare((["sage", "gcn"], [False, True]))], ids=str)
+def test_both_forms_of_a_directory_train_as_one_process(tmp_path, names, copies):
+    data = graph()
     whole, parts = in_both_forms(tmp_path, data, 4)
-    expected = {name: train_alone(network(name), data, 3) for name in names}
+    expected = {name: train_alone(network(name), data, 2) for name in names}
     first = None
-    for root, is_copy in ((whole, False), (parts, False), (parts, True)):
+    for root, is_copy in ((whole, False), *((parts, is_copy) for is_copy in copies)):
         found = distributed.run(curves, 4, root, is_copy, names)
         for each in found:
             for name in names:
@@ -169,23 +173,9 @@ def sets(rank: int, size: int, per_host: Any, cases: list[Preload]) -> list[dict
     return found
 
 
-def slow_score(data: Data, inner: set[int], given: Preload) -> Tensor:
-    if given.rank_by == "degree":
-        return degree(data.edge_index[1], N)
-    if given.rank_by == "uniform":
-        return torch.rand(N, generator=torch.Generator().manual_seed(given.seed), dtype=torch.float64)
-    lists = Graph.from_data(data)
-    seeds = [v for v in sorted(inner) if data.train_mask[v]] or sorted(inner)
-    return torch.tensor(
-        reference.inclusion_probability(
-            lists.indptr.tolist(), lists.indices.tolist(), seeds, [1, 1, 1], len(seeds), expand="hop"
-        )
-    ).float()
-
-
 def slow_set(data: Data, inner: set[int], given: Preload) -> tuple[set[int], list[int]]:
     """Returns the vertices that a host keeps by the definition, and for each frontier vertex the number of its picks."""
-    score = slow_score(data, inner, given)
+    score = torch.rand(N, generator=torch.Generator().manual_seed(given.seed), dtype=torch.float64)
     kept, frontier, numbers = set(inner), sorted(inner), []
     for _ in range(given.hops):
         picked: set[int] = set()
@@ -200,12 +190,10 @@ def slow_set(data: Data, inner: set[int], given: Preload) -> tuple[set[int], lis
     return kept, numbers
 
 
-CASES = [
-    Preload(hops, fanout, by, seed=3) for hops in (0, 1, 2, 4) for fanout in (1, 3, None) for by in expansion.RANKINGS
-]
+CASES = [Preload(hops, fanout, seed=3) for hops in (0, 1, 2, 4) for fanout in (1, 3, None)]
 
 
-@pytest.mark.parametrize(("size", "per_host"), HOSTS)
+@pytest.mark.parametrize(("size", "per_host"), some_of(SETS, HOSTS))
 def test_a_host_keeps_the_picked_vertices_and_all_edges_between_them(size, per_host):
     """T2 and T4: the sets, the edges that they induce, and the number of preloaded rows."""
     data = graph()
@@ -234,7 +222,7 @@ def test_a_host_keeps_the_picked_vertices_and_all_edges_between_them(size, per_h
                 assert torch.equal(torch.from_numpy(piece["attr"]), data.edge_attr[e_id])
                 assert torch.equal(torch.from_numpy(piece["ends"]), data.edge_index[:, e_id])
     for (host, given), ids in kept.items():  # the sets grow with hops and with the fanout
-        more = {each: kept[host, each] for each in CASES if each.rank_by == given.rank_by}
+        more = {each: kept[host, each] for each in CASES}
         for other, others in more.items():
             wider = other.fanout is None or (given.fanout is not None and given.fanout <= other.fanout)
             if wider and given.hops <= other.hops:
@@ -268,8 +256,11 @@ def traffic(rank: int, size: int, per_host: Any, given: Preload) -> dict[str, An
     }
 
 
-@pytest.mark.parametrize(("size", "per_host"), HOSTS)
-@pytest.mark.parametrize("given", [Preload(3), Preload(1, 2)])
+TRAFFIC = [(2, 1, Preload(3)), (2, 2, Preload(3)), (4, [1, 3], Preload(1, 2))]
+EVERY_TRAFFIC = [(*hosts, given) for hosts in HOSTS for given in (Preload(3), Preload(1, 2))]
+
+
+@pytest.mark.parametrize(("size", "per_host", "given"), some_of(TRAFFIC, EVERY_TRAFFIC))
 def test_each_vertex_of_a_split_counts_once_and_no_rows_travel_between_hosts(size, per_host, given):
     """T3 and T4."""
     data = graph()
@@ -294,14 +285,14 @@ def test_each_vertex_of_a_split_counts_once_and_no_rows_travel_between_hosts(siz
 def repeated(rank: int) -> list[Any]:
     found = []
     for seed in (0, 0, 1):
-        part = opened(4, 2, Preload(2, 2, "uniform", seed))
+        part = opened(2, 1, Preload(2, 2, seed))
         found.append((part.n_id.tolist(), part.e_id.tolist(), train(distribute(network("gcn"), part), part, 2)))
     return found
 
 
 def test_a_seed_repeats_the_vertices_and_the_losses():
     """T6."""
-    for first, second, other in distributed.run(repeated, 4):
+    for first, second, other in distributed.run(repeated, 2):
         assert first == second
         assert first[0] != other[0]
 
@@ -353,7 +344,6 @@ def test_both_ranks_of_a_host_get_half_of_its_vertices_and_edges():
         ({"hops": -1}, "hops of Preload must be an integer >= 0, got -1"),
         ({"hops": 1.5}, "hops of Preload must be an integer >= 0, got 1.5"),
         ({"hops": 1, "fanout": 0}, "fanout of Preload must be an integer >= 1, or None for all in-neighbours, got 0"),
-        ({"hops": 1, "rank_by": "luck"}, "rank_by of Preload must be one of 'vip', 'degree', 'uniform', got 'luck'"),
         ({"hops": 1, "seed": -1}, "seed of Preload must be an integer >= 0, got -1"),
     ],
 )

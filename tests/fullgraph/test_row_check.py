@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from host_batches import batch_of, filled, loader_of, share_batch
+from rare import rare
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops, degree, scatter
@@ -375,6 +376,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "types, one by one": (lambda: Net(lambda net, h, g: h * max(g.edge_type)), "unbind"),
     "sorted types": (lambda: Net(lambda net, h, g: h * g.edge_type.sort().values[-1]), "__getitem__"),
     "a type among sorted ones": (lambda: Net(lambda net, h, g: h * (g.edge_type.sort()[0] == 3).any()), "any"),
+    "loop over a number": (lambda: Net(lambda net, h, g: h * sum(1 for _ in range(h.size(0)))), "used as a number"),
+    "list of a length": (lambda: Net(lambda net, h, g: h * len([0] * g.edge_index.size(1))), "used as a number"),
+    "function of math": (lambda: Net(lambda net, h, g: h * math.gcd(h.size(0), 8)), "used as a number"),
+    "bits of a number": (lambda: Net(lambda net, h, g: h * (h.size(0) & 1)), "used as a number"),
+    "size of a number": (lambda: Net(lambda net, h, g: h * h.size(0).bit_length()), "used as a number"),
+    "random order of edges": (lambda: Net(lambda net, h, g: h * g.edge_weight[torch.randperm(len_of(g))].sum()), "sum"),
+    "sparse matrix": (
+        lambda: Net(lambda net, h, g: h * torch.sparse_coo_tensor(g.edge_index, g.edge_weight).sum()),
+        "sparse_coo_tensor",
+    ),
     "edges in another order": (
         lambda: Net(lambda net, h, g: h + g.edge_weight[g.edge_type.argsort()].sum()),
         "sum",
@@ -386,6 +397,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "output": (lambda: Last(lambda h: h - h.mean(0)), "mean"),
     "result that is a sum": (lambda: Last(lambda h: h.square().sum()), "sum"),
 }
+
+
+def len_of(g: Any) -> Any:
+    return g.edge_index.size(1)
 
 
 def places(g: Any, label: int = 1) -> Tensor:
@@ -494,6 +509,8 @@ def by_numbers(net: Net, h: Tensor, g: Any) -> Tensor:
     assert isinstance(h.size(0), int) and isinstance(g.edge_index.size(1), int)
     if h.size(0) - 20 > h.size(0) // 4 and h.size(0) + 90 < g.edge_index.size(1) > 3 * h.size(0) + 39:
         h = 3 * h
+    if abs(h.size(0) - 30) < 12 and abs(h.size(0) - 30) > 8:  # 10 for the whole graph, 15 and 5 on two ranks
+        h = h - 0.5
     if h.size(0) == N and g.x.size(0) <= N and h.size(0) == g.x.size(0) and h.size(0):
         h = h + 1
     return h + scatter(g.edge_weight[g.edge_type < 9] * 0 + 1, g.edge_index[1], 0, h.size(0), "sum")[:, None]
@@ -627,10 +644,26 @@ def refused(
     return found
 
 
-@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-def test_what_depends_on_several_vertices_is_refused_by_name_on_every_rank(offsets):
-    texts = distributed.run(refused, 2, offsets, [*REFUSED], {})
-    wrong = [f"{name}: {text}" for found in texts for name, text in zip(REFUSED, found) if not is_named(name, text)]
+def by_offsets(names: list[str]) -> list[Any]:
+    """Returns test parameters: all rows of a table over the first offsets, and a third of them over each of the others, where all are rare tests."""
+    first, *others = OFFSETS
+    some = [(offsets, names[at::3]) for at, offsets in enumerate(others)]
+    return [(first, names), *some, *rare(*((offsets, names) for offsets in others))]
+
+
+def words_of(value: list[Any]) -> str:
+    return f"{len(value)} models" if isinstance(value[0], str) else str(value)
+
+
+@pytest.mark.parametrize(("offsets", "names"), by_offsets([*REFUSED]), ids=words_of)
+def test_what_depends_on_several_vertices_is_refused_by_name_on_every_rank(offsets, names):
+    texts = distributed.run(refused, 2, offsets, names, {})
+    wrong = [
+        f"{name}: {text}"
+        for found in texts
+        for name, text in zip(names, found, strict=True)
+        if not is_named(name, text)
+    ]
     assert wrong == []
 
 
@@ -684,11 +717,11 @@ def test_every_way_of_training_refuses(options, of_part):
         assert [text for name, text in zip(names, found, strict=True) if not is_named(name, text)] == []
 
 
-def kept(rank: int, offsets: list[int]) -> list[str]:
+def kept(rank: int, offsets: list[int], names: list[str]) -> list[str]:
     data, wrong = graph(), []
     part = local(data, offsets=offsets, timeout=distributed.NEVER)
-    for name, make in KEPT.items():
-        alone, net = make(), make()
+    for name in names:
+        alone, net = KEPT[name](), KEPT[name]()
         expected = steps(alone, data, torch.Tensor.mean)
         out = steps(distribute(net, part), part, lambda losses: loss_mean(losses, part))
         number = part.n_id.numel()
@@ -700,9 +733,9 @@ def kept(rank: int, offsets: list[int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-def test_what_computes_each_row_separately_equals_one_process(offsets):
-    assert distributed.run(kept, 2, offsets) == [[], []]
+@pytest.mark.parametrize(("offsets", "names"), by_offsets([*KEPT]), ids=words_of)
+def test_what_computes_each_row_separately_equals_one_process(offsets, names):
+    assert distributed.run(kept, 2, offsets, names) == [[], []]
 
 
 # --- questions about all vertices -----------------------------------------------------------------------------
@@ -813,6 +846,31 @@ def test_answers_equal_one_process_in_batches_parts_plans_and_hosts():
     assert distributed.run(asked_in_parts, 2) == [[True] * 3] * 2
     assert distributed.run(asked_in_a_model_in_a_model, 2) == [True] * 2
     assert distributed.run(asked_on_hosts, 3, [0, 15, 25, N], [2, 1]) == [True] * 3
+
+
+def asked_for_numbers(rank: int) -> list[Any]:
+    data, found = graph(), []
+    mfg = batch_of(data, torch.arange(3, 12), [3, 3], 5)
+    mine, whole = share_batch(data, mfg, mfg.node % 2, 2, rank), filled(data, mfg)
+    for change in (
+        lambda net, h, g: 2 * h + torch.ones(g.num_nodes, 1) if g.num_nodes > 20 and g.num_edges > 40 else h,
+        lambda net, h, g: h / g.num_nodes,
+        lambda net, h, g: h * g.num_edges,
+    ):
+        try:
+            out = distribute(Net(change), loader_of(2))(mine.x, mine)
+            expected = Net(change)(whole.x, whole)[mfg.node % 2 == rank]
+            found.append(torch.allclose(out[: len(expected)], expected, rtol=0, atol=1e-9))
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_num_nodes_of_a_shared_batch_counts_all_ranks_or_is_refused():
+    for compared, divided, multiplied in distributed.run(asked_for_numbers, 2):
+        assert compared is True
+        assert re.search("div in Net .* depends on the rows of several vertices", divided)
+        assert re.search("mul in Net .* depends on the rows of several vertices", multiplied)
 
 
 def asked_again(rank: int) -> list[str]:

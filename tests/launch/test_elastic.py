@@ -21,6 +21,7 @@ import pytest
 import torch
 from distributed import HANG
 from graphs import random_data
+from rare import rare
 
 import salientpp
 
@@ -89,7 +90,9 @@ def whole_run(root: str, folder: Path) -> tuple[list[str], dict[str, torch.Tenso
     return noted(folder, "whole"), torch.load(folder / "checkpoint.pt", weights_only=True)["model"], found
 
 
-@pytest.mark.parametrize("sizes", [(3, 2), (2, 1), (4, 3, 2), pytest.param((2, 6), marks=pytest.mark.faults)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2, 1), (4, 3, 2), *rare(((3, 2),)), pytest.param((2, 6), marks=pytest.mark.faults)], ids=str
+)
 def test_a_job_that_loses_a_rank_continues_without_it(root, tmp_path, sizes):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
     assert len(batches) == EPOCHS * ROUNDS * LOGICAL_RANKS

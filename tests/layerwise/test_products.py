@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from graphs import random_data
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -150,7 +151,7 @@ def _rows_and_fetches(rank: int, root: str, memory: int | None, folder: str) -> 
     return found
 
 
-@pytest.mark.parametrize(("num_parts", "world_size"), [(2, 2), (4, 4), (1, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(("num_parts", "world_size"), [(4, 4), (1, 2), *rare((1, 1), (2, 2), (2, 4))])
 def test_a_remote_row_travels_once_for_each_layer(tmp_path, num_parts, world_size):
     root = tmp_path / "parts"
     salientpp.partition(graph(), num_parts, root, [-1], 32)

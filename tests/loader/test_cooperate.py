@@ -14,6 +14,7 @@ import pytest
 import torch
 from distributed import NEVER
 from graphs import random_data, random_hetero
+from rare import rare
 from torch import Tensor
 
 import salientpp
@@ -21,6 +22,7 @@ from salientpp import LinkNeighborLoader, NeighborLoader, PPRSampler
 from salientpp.ways.lookahead.way import Lookahead
 
 FANOUTS, BATCH = [4, 3, 2], 8
+GRAPH: dict[str, Any] = {"num_vertices": 400, "num_edges": 2400, "train_fraction": 0.5}
 
 #: Number of parts, and ranks of each host.
 HOSTS = {
@@ -31,14 +33,15 @@ HOSTS = {
     "1x4": (4, [4]),
     "2x2-of-2-parts": (2, [2, 2]),
 }
-EACH = pytest.mark.parametrize("hosts", HOSTS)
+#: How vertices are divided between the ranks of a host.
+SPLITS = ["rows", "vip"]
 
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> dict[int, str]:
     folder, made = tmp_path_factory.mktemp("cooperate"), {}
     for num_parts in (2, 4):
-        data = random_data(600, 3600, train_fraction=0.5, edge_attributes=True)
+        data = random_data(**GRAPH, edge_attributes=True)
         salientpp.partition(data, num_parts, folder / str(num_parts), FANOUTS, BATCH)
         made[num_parts] = str(folder / str(num_parts))
     return made
@@ -122,8 +125,21 @@ def check_is_divided(shares: Sequence[dict], whole: dict) -> None:
     assert sorted(edges) == sorted(theirs), "each edge belongs to one rank"
 
 
-@EACH
-@pytest.mark.parametrize("split_by", ["rows", "vip"])
+#: Each division, and each number of hosts and ranks.
+DIVIDED = [
+    ("rows", "1x2"),
+    ("rows", "2x1"),
+    ("rows", "1x4"),
+    ("vip", "one-rank"),
+    ("vip", "2x2"),
+    ("vip", "2x2-of-2-parts"),
+]
+
+
+@pytest.mark.parametrize(
+    "split_by, hosts",
+    [*DIVIDED, *rare(*((by, hosts) for by in SPLITS for hosts in HOSTS if (by, hosts) not in DIVIDED))],
+)
 def test_the_shares_of_a_host_are_the_batch_of_one_rank(roots, hosts, split_by):
     num_parts, per_host = HOSTS[hosts]
     options = {"cooperate": {"split_by": split_by}, "uneven": "wrap"}
@@ -149,7 +165,7 @@ def reached(data: Any, seeds: Tensor, hops: int) -> set[int]:
 
 
 def test_with_all_neighbours_a_host_loads_the_union_and_private_batches_load_more(roots):
-    data, ranks = random_data(600, 3600, train_fraction=0.5), 2
+    data, ranks = random_data(**GRAPH), 2
     part = salientpp.load(roots[4])
     results = run(
         epochs_of, 2 * ranks, roots[4], [ranks, ranks], [-1, -1], {"cooperate": {"batches": 20}, "batch_size": 1}
@@ -164,22 +180,26 @@ def test_with_all_neighbours_a_host_loads_the_union_and_private_batches_load_mor
     assert sum(rows for _, rows in results) == union < private
 
 
-def count_draws(rank: int, root: str, hosts: list[int], options: dict) -> Any:
-    loader = loader_of(salientpp.load(root), hosts, **options)
-    for _ in range(3):
-        for _ in loader:
-            pass
-    counts = loader.engine.basis.source.division.once.counts
-    return len(loader), counts.drawn, counts.taken, counts.in_vain
+def count_draws(rank: int, root: str, hosts: list[int], options: list[dict]) -> Any:
+    found = []
+    for each in options:
+        loader = loader_of(salientpp.load(root), hosts, **each)
+        for _ in range(3):
+            for _ in loader:
+                pass
+        counts = loader.engine.basis.source.division.once.counts
+        found.append((len(loader), counts.drawn, counts.taken, counts.in_vain))
+    return found
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_host_draws_each_batch_once(roots, num_workers):
-    results = distributed.run(count_draws, 4, roots[4], [2, 2], {"num_workers": num_workers})
-    for of_host in (results[:2], results[2:]):
-        (batches, *_), _ = of_host
-        assert sum(drawn for _, drawn, _, _ in of_host) == 3 * batches == sum(taken for _, _, taken, _ in of_host)
-        assert not any(in_vain for *_, in_vain in of_host)
+def test_a_host_draws_each_batch_once(roots):
+    options = [{"num_workers": 0}, {"num_workers": 2}]
+    for each, results in zip(options, zip(*distributed.run(count_draws, 4, roots[4], [2, 2], options)), strict=True):
+        for of_host in (results[:2], results[2:]):
+            (batches, *_), _ = of_host
+            assert sum(drawn for _, drawn, _, _ in of_host) == 3 * batches, each
+            assert sum(taken for _, _, taken, _ in of_host) == 3 * batches, each
+            assert not any(in_vain for *_, in_vain in of_host), each
 
 
 # --- what is refused -------------------------------------------------------------------------------------
@@ -214,8 +234,8 @@ def refusals(rank: int, root: str, typed: str, parts: str) -> list[str]:
         over(root, partial_aggregation="sum"),
         over(root, pad="bucket"),
         over(root, transform_sampler_output=dict),
-        over(root, join_logical_ranks=True),
-        over(root, memory="1MiB", allow=["sums"]),
+        over(root, logical_ranks={"join": True}),
+        over(root, memory={"host": "1MiB", "allow": ["sums"]}),
         over(root, subgraph_type="induced"),
         over(root, subgraph_type="bidirectional"),
         over(root, disjoint=True),
@@ -231,7 +251,7 @@ def refusals(rank: int, root: str, typed: str, parts: str) -> list[str]:
 
 REFUSALS = [
     "cooperate must be 'host', a mapping with entries batches and split_by, or None, got 'hosts'",
-    "cooperate must be 'host', a mapping with entries batches and split_by, or None, got {'batch': 3}",
+    "cooperate may be a mapping with the entries batches, split_by; got the entry 'batch'. Did you mean batches?",
     "cooperate['split_by'] must be 'rows' or 'vip', got 'size'",
     "cooperate['batches'] must be an integer >= 1 (batches of a host in an epoch) or None, got 0",
     "cooperate['batches']=3 divides the seeds of a host into equal batches, so it excludes batch_size=8; leave one of them out",
@@ -240,8 +260,8 @@ REFUSALS = [
     "cooperate='host' excludes partial_aggregation=: ",
     "cooperate='host' excludes pad=: ",
     "cooperate='host' excludes transform_sampler_output=: ",
-    "cooperate='host' excludes join_logical_ranks=: ",
-    "allow=('sums',) permits a plan to send sums instead of rows; leave 'sums' out",
+    "cooperate='host' excludes logical_ranks['join']: ",
+    "memory['allow']=('sums',) permits a plan to send sums instead of rows; leave 'sums' out",
     "subgraph_type='induced' adds edges that do not follow hops; pass subgraph_type='directional'",
     "subgraph_type='bidirectional' adds edges that do not follow hops; pass subgraph_type='directional'",
     "each seed grows a tree of its own, and a vertex may be in several trees; leave disjoint and time_attr out",
@@ -249,7 +269,7 @@ REFUSALS = [
     "neighbor_sampler is a PPRSampler, whose batches do not follow hops; leave one of them out",
     "the graph has several vertex types; leave cooperate out",
     "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'",
-    "cooperate= is for a NeighborLoader; LinkNeighborLoader makes batches of edges, which each rank computes alone; leave it out",
+    "cooperate= is for a NeighborLoader; LinkNeighborLoader makes batches of edges, and each rank computes those alone; leave it out",
     "cooperate='host' applies only to a partitioned graph, whose ranks know which of them share a host; leave it out",
 ]
 
@@ -268,21 +288,24 @@ def test_what_cannot_be_divided_is_refused_on_every_rank(roots, tmp_path):
 # --- seeds ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("uneven", ["exact", "wrap"])
-@pytest.mark.parametrize("number", [1, 7, 40])
-def test_batches_is_the_number_of_batches_and_divides_the_seeds_evenly(roots, number, uneven):
-    options = {"cooperate": {"batches": number}, "batch_size": 1, "uneven": uneven}
-    hosts = [2, 2]
-    results = run(epochs_of, 4, roots[4], hosts, [2], options)
-    every = []
-    for of_host in shares_by_host([batches for batches, _ in results], hosts):
-        assert len(of_host) == number
-        sizes = [sum(mine["batch_size"] for mine in shares) for shares in of_host]
-        assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
-        every += [seed for shares in of_host for mine in shares for seed in mine["input_id"].tolist()]
-    data = random_data(600, 3600, train_fraction=0.5)
-    assert len(set(every)) == int(data.train_mask.sum())
-    assert uneven == "wrap" or len(every) == len(set(every)), "each seed is in one batch"
+def epochs_of_each(rank: int, root: str, hosts: Any, fanouts: Sequence[int], cases: list[dict]) -> Any:
+    return pickle.dumps([pickle.loads(epochs_of(rank, root, hosts, fanouts, options)) for options in cases])
+
+
+def test_batches_is_the_number_of_batches_and_divides_the_seeds_evenly(roots):
+    hosts, numbers = [2, 2], [(number, uneven) for number in (1, 7, 40) for uneven in ("exact", "wrap")]
+    cases = [{"cooperate": {"batches": number}, "batch_size": 1, "uneven": uneven} for number, uneven in numbers]
+    every_result = zip(*run(epochs_of_each, 4, roots[4], hosts, [2], cases))
+    for (number, uneven), results in zip(numbers, every_result, strict=True):
+        every = []
+        for of_host in shares_by_host([batches for batches, _ in results], hosts):
+            assert len(of_host) == number
+            sizes = [sum(mine["batch_size"] for mine in shares) for shares in of_host]
+            assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1, (number, uneven)
+            every += [seed for shares in of_host for mine in shares for seed in mine["input_id"].tolist()]
+        data = random_data(**GRAPH)
+        assert len(set(every)) == int(data.train_mask.sum()), (number, uneven)
+        assert uneven == "wrap" or len(every) == len(set(every)), f"each seed is in one batch; {number} batches"
 
 
 def test_a_rank_without_vertices_gives_an_empty_share(roots):
@@ -300,10 +323,10 @@ def test_a_rank_without_vertices_gives_an_empty_share(roots):
 
 WAYS = {
     "cache": {"replication_factor": 0.3},
-    "cache-and-device": {"replication_factor": 0.3, "device_rows": 0.4, "device_cache": 0.5},
+    "cache-and-device": {"replication_factor": 0.3, "device_rows": {"part": 0.4, "cache": 0.5}},
     "policy": {"replication_factor": 0.3, "policy": "degree"},
     "lookahead": {"replication_factor": 0.2, "lookahead": 4},
-    "lookahead-of-blocks": {"replication_factor": 0.2, "lookahead": "auto", "draw_block": 4},
+    "lookahead-of-blocks": {"replication_factor": 0.2, "lookahead": "auto", "shared_draws": {"block": 4}},
     "narrow": {"send_as": {"x": "fp16"}, "replication_factor": 0.2},
     "read-ahead": {"read_ahead": "1MiB"},
     "memory": {"memory": "20KiB"},
@@ -315,7 +338,7 @@ WAYS = {
 }
 
 #: Options that decide what a batch contains. The other options of a case only decide how it is made.
-OF_BATCHES = ("draw_block", "columns", "dtype", "shared_draws", "replace", "send_as")
+OF_BATCHES = ("columns", "dtype", "shared_draws", "replace", "send_as")
 
 
 def with_ways(rank: int, root: str, hosts: list[int], cases: dict[str, dict]) -> Any:
@@ -335,7 +358,7 @@ def with_ways(rank: int, root: str, hosts: list[int], cases: dict[str, dict]) ->
     return found
 
 
-@pytest.mark.parametrize("hosts", ["1x2", "2x2"])
+@pytest.mark.parametrize("hosts", [*rare("1x2"), "2x2"])
 def test_ways_change_bytes_and_never_shares(roots, hosts):
     num_parts, per_host = HOSTS[hosts]
     results = distributed.run(with_ways, sum(per_host), roots[num_parts], per_host, WAYS, seconds=600)
@@ -344,6 +367,10 @@ def test_ways_change_bytes_and_never_shares(roots, hosts):
         remote, without = (sum(of_rank[name][at] for of_rank in results) for at in (2, 3))
         saves = "replication_factor" in WAYS[name] or "memory" in WAYS[name]
         assert (remote < without if saves else remote == without) or hosts == "1x2", name
+
+
+def caches_of_each(rank: int, root: str, hosts: Any, cases: list[dict]) -> Any:
+    return [caches_of(rank, root, hosts, options) for options in cases]
 
 
 def caches_of(rank: int, root: str, hosts: Any, options: dict) -> Any:
@@ -358,16 +385,17 @@ def caches_of(rank: int, root: str, hosts: Any, options: dict) -> Any:
     return loader.cache.members.ids.tolist(), owners, loader.stats().rows_remote, loader.stats().rows_device
 
 
-@pytest.mark.parametrize("split_by", ["vip", "rows"])
-def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(roots, split_by):
-    shared = distributed.run(caches_of, 4, roots[4], [2, 2], {"cooperate": {"split_by": split_by}})
+def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(roots):
+    cases = [{"cooperate": {"split_by": split_by}} for split_by in SPLITS]
+    every = distributed.run(caches_of_each, 4, roots[4], [2, 2], cases)
     whole = distributed.run(caches_of, 2, roots[4], 1, {"cooperate": None, "batch_size": 2 * BATCH})
-    for host, (members, _, remote, on_device) in enumerate(whole):
-        of_host = shared[2 * host : 2 * host + 2]
-        assert all(cached == members for cached, *_ in of_host)
-        assert sum(rows for _, _, rows, _ in of_host) == remote
-        assert all(set(owners) == {place} for place, (_, owners, _, _) in enumerate(of_host))
-        assert sum(rows for *_, rows in of_host) > on_device, "two devices keep more rows than one"
+    for split_by, shared in zip(SPLITS, zip(*every), strict=True):
+        for host, (members, _, remote, on_device) in enumerate(whole):
+            of_host = shared[2 * host : 2 * host + 2]
+            assert all(cached == members for cached, *_ in of_host), split_by
+            assert sum(rows for _, _, rows, _ in of_host) == remote, split_by
+            assert all(set(owners) == {place} for place, (_, owners, _, _) in enumerate(of_host)), split_by
+            assert sum(rows for *_, rows in of_host) > on_device, f"two devices keep more rows than one; {split_by}"
 
 
 def planned_rows(rank: int, root: str) -> Any:
@@ -385,7 +413,11 @@ def test_a_rank_that_looks_ahead_keeps_rows_of_its_own_vertices(roots):
         assert owners == [{place}, {place}]
 
 
-def priced(rank: int, root: str, options: dict) -> tuple[float, float]:
+def priced(rank: int, root: str, cases: list[dict]) -> list[tuple[float, float]]:
+    return [price_and_count(root, options) for options in cases]
+
+
+def price_and_count(root: str, options: dict) -> tuple[float, float]:
     loader = loader_of(salientpp.load(root), [2, 2], batch_size=4, num_workers=0, **options)
     expected = loader.engine.price().fetched[None] / loader.engine.basis.source.row_bytes[None]
     for _ in loader:
@@ -393,19 +425,19 @@ def priced(rank: int, root: str, options: dict) -> tuple[float, float]:
     return expected, loader.stats().rows_remote / len(loader)
 
 
-@pytest.mark.parametrize("options", [{}, {"replication_factor": 0.2}], ids=["plain", "cache"])
-def test_prices_count_the_rows_of_shares(roots, options):
-    for price, count in distributed.run(priced, 4, roots[4], options):
-        assert price == pytest.approx(count, rel=0.15)  # law 4
+def test_prices_count_the_rows_of_shares(roots):
+    cases = [{}, {"replication_factor": 0.2}]
+    for of_rank in distributed.run(priced, 4, roots[4], cases):
+        for options, (price, count) in zip(cases, of_rank, strict=True):
+            assert price == pytest.approx(count, rel=0.15), options  # law 4
 
 
 # --- resuming ---------------------------------------------------------------------------------------------
 
 
 def stopped(rank: int, root: str, hosts: Any, options: dict, after: int) -> Any:
-    """A whole epoch and the next, and the state after some batches of the first."""
+    """The state after some batches of the first epoch, and two whole epochs."""
     part = salientpp.load(root)
-    whole = [content(batch) for _ in range(2) for batch in [*loader_of(part, hosts, **options)]]
     loader = loader_of(part, hosts, **options)
     batches = iter(loader)
     for _ in range(after):
@@ -413,34 +445,39 @@ def stopped(rank: int, root: str, hosts: Any, options: dict, after: int) -> Any:
     state = loader.state_dict()
     loader.engine.close()
     loader = loader_of(part, hosts, **options)
-    every = [content(batch) for _ in range(2) for batch in loader]
-    return pickle.dumps((state, every, len(whole)))
+    return pickle.dumps((state, [content(batch) for _ in range(2) for batch in loader]))
 
 
-def resumed(rank: int, root: str, hosts: Any, options: dict, states: list[dict]) -> Any:
-    loader = loader_of(salientpp.load(root), hosts, **options)
-    loader.load_state_dict(states[rank % len(states)])
-    return pickle.dumps([content(batch) for _ in range(2) for batch in loader])
+def resumed(rank: int, root: str, hosts: Any, options: dict, cases: list[list[dict]]) -> Any:
+    """The batches after the states of each case: the states of all ranks, or the state of one."""
+    found = []
+    for states in cases:
+        loader = loader_of(salientpp.load(root), hosts, **options)
+        loader.load_state_dict(states[rank % len(states)])
+        found.append([content(batch) for _ in range(2) for batch in loader])
+    return pickle.dumps(found)
 
 
-@pytest.mark.parametrize("case", ["own", "rank-0", "other-ranks", "lookahead"])
-def test_a_stopped_run_continues_with_the_next_batch(roots, case):
-    options = {"num_workers": 2, **({"lookahead": 3, "replication_factor": 0.2} if case == "lookahead" else {})}
-    results = run(stopped, 4, roots[4], [2, 2], options, 3)
-    states, whole = [state for state, *_ in results], [every for _, every, _ in results]
-    if case == "other-ranks":  # one rank per host continues with the whole batches
-        options |= {"batch_size": 2 * BATCH}
-        continued = run(resumed, 2, roots[4], 1, options, states[:1])
-        for host, batches in enumerate(continued):
-            for of_host, batch in zip(zip(*whole[2 * host : 2 * host + 2]), [None] * 3 + batches, strict=True):
-                if batch is not None:
-                    check_is_divided(of_host, batch)
+@pytest.mark.parametrize("ways", [{}, {"lookahead": 3, "replication_factor": 0.2}], ids=["plain", "lookahead"])
+def test_a_stopped_run_continues_with_the_next_batch(roots, ways):
+    options = {"num_workers": 2, **ways}
+    states, whole = zip(*run(stopped, 4, roots[4], [2, 2], options, 3))
+    cases = {"own states": list(states), "the state of rank 0": [states[0]]}
+    continued = run(resumed, 4, roots[4], [2, 2], options, list(cases.values()))
+    for before, of_rank in zip(whole, continued, strict=True):
+        for case, after in zip(cases, of_rank, strict=True):
+            assert len(after) == len(before) - 3, case
+            for ours, theirs in zip(after, before[3:], strict=True):
+                for name in ("n_id", "x", "edge_index", "input_id", "y"):
+                    assert torch.equal(ours[name], theirs[name]), (case, name)
+    if ways:
         return
-    continued = run(resumed, 4, roots[4], [2, 2], options, states[:1] if case == "rank-0" else states)
-    for before, after in zip(whole, continued, strict=True):
-        assert len(after) == len(before) - 3
-        for ours, theirs in zip(after, before[3:], strict=True):
-            assert all(torch.equal(ours[name], theirs[name]) for name in ("n_id", "x", "edge_index", "input_id", "y"))
+    # One rank per host continues with the whole batches.
+    options |= {"batch_size": 2 * BATCH}
+    for host, (batches,) in enumerate(run(resumed, 2, roots[4], 1, options, [[states[0]]])):
+        for of_host, batch in zip(zip(*whole[2 * host : 2 * host + 2]), [None] * 3 + batches, strict=True):
+            if batch is not None:
+                check_is_divided(of_host, batch)
 
 
 def refuse_states(rank: int, root: str, states: list[dict]) -> list[str]:
@@ -454,7 +491,7 @@ def refuse_states(rank: int, root: str, states: list[dict]) -> list[str]:
 
 
 def test_a_state_of_other_batches_is_refused(roots):
-    states = [state for state, *_ in run(stopped, 4, roots[4], [2, 2], {}, 2)]
+    states = [state for state, _ in run(stopped, 4, roots[4], [2, 2], {}, 2)]
     for texts in distributed.run(refuse_states, 4, roots[4], states):
         assert len(texts) == 3 and all("other data or arguments" in text for text in texts)
         assert "cooperate: expected None, got 'host'" in texts[0]
@@ -462,6 +499,10 @@ def test_a_state_of_other_batches_is_refused(roots):
 
 
 # --- faults -----------------------------------------------------------------------------------------------
+
+
+def leave_early_with_each(rank: int, root: str, stops: list[int | None], ways: list[dict]) -> Any:
+    return [leave_early(rank, root, stops, each) for each in ways]
 
 
 def leave_early(rank: int, root: str, stops: list[int | None], ways: dict) -> Any:
@@ -477,14 +518,14 @@ def leave_early(rank: int, root: str, stops: list[int | None], ways: dict) -> An
     return epochs
 
 
-@pytest.mark.parametrize("ways", [{}, {"replication_factor": 0.2, "lookahead": 4}], ids=["plain", "lookahead"])
-def test_ranks_that_leave_an_epoch_early_change_no_share_of_the_others(roots, ways):
-    every = distributed.run(leave_early, 4, roots[4], [None] * 4, ways)
-    stops = [2, None, 0, 1]
-    early = distributed.run(leave_early, 4, roots[4], stops, ways)
-    for stop, before, after in zip(stops, every, early, strict=True):
-        assert after[0] == before[0] and after[2] == before[2]
-        assert after[1] == before[1][:stop]
+def test_ranks_that_leave_an_epoch_early_change_no_share_of_the_others(roots):
+    stops, ways = [2, None, 0, 1], [{}, {"replication_factor": 0.2, "lookahead": 4}]
+    every = distributed.run(leave_early_with_each, 4, roots[4], [None] * 4, ways)
+    early = distributed.run(leave_early_with_each, 4, roots[4], stops, ways)
+    for stop, whole, left in zip(stops, every, early, strict=True):
+        for each, before, after in zip(ways, whole, left, strict=True):
+            assert after[0] == before[0] and after[2] == before[2], each
+            assert after[1] == before[1][:stop], each
 
 
 def fail_at(rank: int, root: str, how: str) -> int:

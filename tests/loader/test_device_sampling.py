@@ -1,4 +1,4 @@
-"""Laws of `sample_on="device"`: batches stay the same, and what a device does not draw is refused with the reason.
+"""Laws of `neighbor_sampler="device"`: batches stay the same, and what a device does not draw is refused with the reason.
 
 The kernels run in Triton's interpreter, on the CPU.
 """
@@ -17,7 +17,7 @@ from graphs import RELATIONS, random_data, random_hetero
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
-from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.sampling.device_topology import DeviceTopology
 
 pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def interpreted():
         {"replace": True},
         {"num_neighbors": [-1, 2]},
         {"subgraph_type": "bidirectional"},
-        {"draw_block": 3},
+        {"shared_draws": {"block": 3}},
         {"device_rows": 0.5, "depth": 3},
         {"num_neighbors": [3, 2, 2, 1]},
     ],
@@ -49,7 +49,7 @@ def test_batches_equal_the_hosts_batches(interpreted, tmp_path, source, options)
     graph, nodes = data, data.train_mask
     if source == "part":
         graph, nodes = salientpp.partition(data, 1, tmp_path / "d", method="random"), "train"
-    made = make(graph, input_nodes=nodes, sample_on="device", **options)
+    made = make(graph, input_nodes=nodes, neighbor_sampler="device", **options)
     assert isinstance(made.node_sampler.topology, DeviceTopology)
     assert_same_batches(list(made), list(make(graph, input_nodes=nodes, **options)))
 
@@ -58,8 +58,9 @@ def _on_the_device_of_one_rank(rank: int, root: str) -> int:
     options = {"batch_size": 16, "shuffle": True, "seed": 3, "replication_factor": 0.3}
     want = list(NeighborLoader(salientpp.load(root), [4, 3], "train", **options))
     with triton_interpreter.interpreted():
-        on = "device" if rank == 1 else "host"
-        assert_same_batches(list(NeighborLoader(salientpp.load(root), [4, 3], "train", sample_on=on, **options)), want)
+        on = "device" if rank == 1 else None
+        loader = NeighborLoader(salientpp.load(root), [4, 3], "train", neighbor_sampler=on, **options)
+        assert_same_batches(list(loader), want)
     return len(want)
 
 
@@ -73,30 +74,30 @@ def test_link_batches_equal_the_hosts_batches(interpreted, negatives):
     data = known_data()
     options = dict(num_neighbors=[3, 2], batch_size=200, neg_sampling=negatives, seed=2)
     assert_same_batches(
-        list(LinkNeighborLoader(data, sample_on="device", **options)), list(LinkNeighborLoader(data, **options))
+        list(LinkNeighborLoader(data, neighbor_sampler="device", **options)), list(LinkNeighborLoader(data, **options))
     )
 
 
 def test_a_saved_state_continues_on_the_other_sampler(interpreted):
     data = known_data()
     want = list(make(data))
-    for first, second in (("host", "device"), ("device", "host")):
-        loader = make(data, sample_on=first)
+    for first, second in ((None, "device"), ("device", None)):
+        loader = make(data, neighbor_sampler=first)
         batches = iter(loader)
         begun = [next(batches) for _ in range(3)]
-        again = make(data, sample_on=second)
+        again = make(data, neighbor_sampler=second)
         again.load_state_dict(loader.state_dict())
         assert_same_batches([*begun, *again], want)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_copies_draw_the_same(interpreted, copied):
-    loader = make(known_data(), sample_on="device")
+    loader = make(known_data(), neighbor_sampler="device")
     assert_same_batches(list(copied(loader)), list(make(known_data())))
 
 
 def test_memory_counts_both_copies_of_the_graph(interpreted):
-    one, other = make(known_data()), make(known_data(), sample_on="device")
+    one, other = make(known_data()), make(known_data(), neighbor_sampler="device")
     graph = other.node_sampler.topology.graph
     assert other.memory_used()["graph"] - one.memory_used()["graph"] == graph.indptr.nbytes + graph.links.nbytes
 
@@ -124,36 +125,40 @@ def timed():
         (timed, {"disjoint": True}, "disjoint=True: the kernels number"),
         (timed, {"subgraph_type": "induced"}, "subgraph_type='induced': the kernels return"),
         (timed, {"shared_draws": "batch"}, "shared_draws=: the kernels draw for each vertex"),
-        (timed, {"neighbor_sampler": NeighborSampler(known_data(), [2])}, "neighbor_sampler=: a given sampler decides"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_a_device_does_not_draw_is_refused_with_the_reason(interpreted, make_data, options, reason):
-    with pytest.raises(ValueError, match=f"sample_on='device' excludes {reason}.*; leave one of them out"):
-        NeighborLoader(make_data(), **{"num_neighbors": [2], "sample_on": "device", **options})
+    with pytest.raises(ValueError, match=f"neighbor_sampler='device' excludes {reason}.*; leave one of them out"):
+        NeighborLoader(make_data(), **{"num_neighbors": [2], "neighbor_sampler": "device", **options})
 
 
 def test_fanouts_that_are_too_large_for_a_device_are_refused(interpreted):
     with pytest.raises(ValueError, match=r"draws 0 to 1024 neighbours per vertex, or all \(-1\), got 2000 at hop 1"):
-        make(known_data(), num_neighbors=[2, 2000], sample_on="device")
+        make(known_data(), num_neighbors=[2, 2000], neighbor_sampler="device")
 
 
 def test_options_that_change_after_construction_are_refused_too(interpreted):
-    loader = make(known_data(), sample_on="device")
+    loader = make(known_data(), neighbor_sampler="device")
     loader.node_sampler.disjoint = True
     with pytest.raises(RuntimeError, match="a device does not draw with disjoint=True; sample on the host"):
         next(iter(loader))
 
 
 def test_a_device_is_needed():
-    with pytest.raises(ValueError, match="sample_on='device' needs a device other than the CPU, got device='cpu'"):
-        make(known_data(), sample_on="device")
+    with pytest.raises(
+        ValueError, match="neighbor_sampler='device' needs a device other than the CPU, got device='cpu'"
+    ):
+        make(known_data(), neighbor_sampler="device")
 
 
-@pytest.mark.parametrize("value", [None, "gpu", 1])
+@pytest.mark.parametrize("value", ["gpu", "host", 1])
 def test_other_places_are_refused(value):
-    with pytest.raises(ValueError, match="sample_on must be 'host' or 'device'"):
-        make(known_data(), sample_on=value)
+    expected = (
+        "neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, 'device' or None, got "
+    )
+    with pytest.raises(TypeError, match=expected):
+        make(known_data(), neighbor_sampler=value)
 
 
 def test_triton_is_needed(monkeypatch):
@@ -161,5 +166,5 @@ def test_triton_is_needed(monkeypatch):
 
     monkeypatch.setattr(device_sampling, "has_triton", lambda: False)
     monkeypatch.setattr(device_sampling, "can_draw_on", lambda device: False)
-    with pytest.raises(ValueError, match="sample_on='device' needs Triton, which is not installed"):
+    with pytest.raises(ValueError, match="neighbor_sampler='device' needs Triton, which is not installed"):
         device_sampling.check_device(torch.device("cuda", 0))

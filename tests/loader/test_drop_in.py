@@ -1097,7 +1097,7 @@ def test_a_users_own_sampler_is_used():
         NeighborLoader(data, [2], TEN, neighbor_sampler=FirstNeighbours(data), device_rows=0.5)
     with pytest.raises(
         TypeError,
-        match="neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, got int",
+        match="neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, 'device' or None, got int",
     ):
         NeighborLoader(data, [2], TEN, neighbor_sampler=3)
 
@@ -1142,7 +1142,7 @@ def test_a_batch_sampler_makes_the_batches(side):
 
 
 def test_samplers_are_refused_where_they_cannot_work(tmp_path):
-    with pytest.raises(ValueError, match="sampler must give its items again in each epoch, got a generator"):
+    with pytest.raises(ValueError, match="sampler must give its items in every epoch, got a generator"):
         NeighborLoader(graph(), [2], TEN, sampler=(i for i in range(3)))
     with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
         NeighborLoader(graph(), [2], TEN, sampler=[1, 2], shuffle=True)

@@ -37,9 +37,8 @@ OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "memory, a number": ({"memory": int("9" * 400)}, MEMORY),
     "memory, 2^63": ({"memory": 2**63}, "must be a number of bytes >= 0 and < 2"),
     "memory, bytes as text": ({"memory": "1" + "0" * 30 + "B"}, "must be a number of bytes >= 0 and < 2"),
-    "replication_factor": ({"replication_factor": "9" * 400 + "TiB"}, "replication_factor must be >= 0 .* or bytes such as"),
+    "replication_factor": ({"replication_factor": "9" * 400 + "TiB"}, "replication_factor must be >= 0 .* or an amount of memory such as"),
     "read_ahead": ({"read_ahead": "9" * 400 + "B"}, "read_ahead must be"),
-    "topology_cache": ({"topology_cache": "9" * 400 + "B"}, "topology_cache must be"),
     "lookahead": ({"lookahead": "9" * 400 + "B"}, "lookahead must be"),
     "times of edges": ({"time_attr": "when"}, "the seeds need times, since edges have times; pass input_time"),
 }  # fmt: skip

@@ -140,7 +140,7 @@ def test_a_sampler_of_the_user_is_allowed():
     [
         {"replace": True},
         {"shared_draws": "batch"},
-        {"draw_block": 8},
+        {"shared_draws": {"block": 8}},
         {"weight_attr": "weight"},
         {"subgraph_type": "induced"},
         {"subgraph_type": "bidirectional"},
@@ -324,7 +324,7 @@ def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
         (
             dict(pad={"statc": True}),
             ValueError,
-            "pad must be 'bucket', 'fixed', a mapping with entries sigma and static, or None, got {'statc': True}",
+            "pad may be a mapping with the entries sigma, static; got the entry 'statc'. Did you mean static?",
         ),
         (dict(pad={"static": True}, pin_memory=True), ValueError, "pad={'static': True} excludes pin_memory: a copy"),
         (dict(disjoint=True), NotImplementedError, "pad='fixed' is not available with disjoint or time_attr"),

@@ -111,7 +111,8 @@ def test_smaller_batches_at_the_end_of_logical_ranks_do_not_widen_the_forecast(t
 def test_draws_in_blocks_have_the_forecast_of_independent_draws():
     options = dict(batch_size=100, shuffle=True, seed=5)
     one, block = (
-        forecast_of(NeighborLoader(GRAPH, [5, 5], GRAPH.train_mask, draw_block=size, **options)) for size in (1, 64)
+        forecast_of(NeighborLoader(GRAPH, [5, 5], GRAPH.train_mask, shared_draws={"block": size}, **options))
+        for size in (1, 64)
     )
     for type_ in one:
         assert block[type_].mean == pytest.approx(one[type_].mean, abs=0.3 * one[type_].deviation)

@@ -27,6 +27,7 @@ import torch
 import torch.utils.data
 from forked_python import python
 from graphs import random_data, random_hetero
+from rare import rare
 from torch_geometric.data import Data, HeteroData
 
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader
@@ -407,7 +408,7 @@ def _send(loader: NeighborLoader, queue: Any, done: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *rare("spawn")])
 def test_batches_keep_their_values_when_sent_to_another_process(strategy, method):
     former = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(strategy)

@@ -25,7 +25,6 @@ WAYS: list[dict[str, Any]] = [
     {"memory": "40kB"},
     {"pad": "bucket"},
     {"pad": "fixed"},
-    {"topology_cache": 100_000},
 ]
 
 
@@ -75,8 +74,7 @@ def _on_ranks(rank: int, root: str, kind: type) -> dict[str, list[str]]:
     ways = WAYS if kind is NeighborLoader else WAYS[:3]
     found = {}
     for options in ways:
-        if "topology_cache" not in options or salientpp.load(root).topology == "parts":
-            found[str(options)] = check(make, **options)
+        found[str(options)] = check(make, **options)
     return {name: wrong for name, wrong in found.items() if wrong}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from graphs import random_data
@@ -116,7 +118,7 @@ def test_the_docstring_begins_with_what_most_scripts_need_and_lists_the_rest_by_
         "num_workers",
         "transform",
     ]
-    own = [name for name in names if name not in (*pygs, "memory", "device_memory", "NeighborLoader")]
+    own = [name for name in names if name not in (*pygs, "memory", "NeighborLoader")]
     start = list(declared_in(GROUPS[0]))
     expected = [name for group in GROUPS for name in declared_in(group) if name in inspect.signature(class_).parameters]
     assert [name for name in names if name in start][: len(start)] == start
@@ -140,6 +142,55 @@ def test_a_mapping_stays_an_attribute_and_its_entries_are_in_facts_and_errors():
     assert values.facts(of_host=False)["cooperate['batches']"] == values.fingerprint()["cooperate['batches']"] == 3
     with pytest.raises(TypeError, match="pad_sigma"):
         NeighborLoader(random_data(), [3], pad_sigma=3.0)
+
+
+#: Options that take a mapping -> a plain value, and the mapping that means the same, with defaults named.
+EQUAL = {
+    "memory": ("1kB", {"host": 1000, "device": None, "machines": None, "allow": ()}),
+    "device_rows": (0.5, {"part": 0.5, "cache": 0, "zero_copy": False}),
+    "logical_ranks": (3, {"number": 3, "join": False}),
+    "partial_aggregation": ("sum", {"reduce": "sum", "weight": None}),
+    "shared_draws": ("batch", {"vertices": "batch", "block": 1}),
+    "pad": ("fixed", {"sigma": 3, "static": False}),
+    "cooperate": ("host", {"batches": None, "split_by": "vip"}),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.keys])
+def test_a_plain_value_and_its_mapping_mean_the_same(name):
+    plain, mapping = (Options(**{name: value}).checked_alone() for value in EQUAL[name])
+    assert {each: getattr(plain, each) for each in OPTIONS} == {each: getattr(mapping, each) for each in OPTIONS}
+    assert plain.facts(of_host=True) == mapping.facts(of_host=True) and plain.fingerprint() == mapping.fingerprint()
+
+
+def test_a_mapping_that_changes_later_changes_no_loader():
+    given = {"vertices": "batch", "block": 2}
+    loader = NeighborLoader(random_data(), [3], shared_draws=MappingProxyType(given), seed=1)
+    before = loader.state_dict()["fingerprint"]
+    given.update(block=3)
+    assert loader.shared_draws == {"vertices": "batch", "block": 2} and type(loader.shared_draws) is dict
+    assert pickle.loads(pickle.dumps(loader)).state_dict()["fingerprint"] == before
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"pad": {"sigm": 1}}, "pad may be a mapping with the entries sigma, static; got the entry 'sigm'. Did you mean sigma?"),
+        ({"shared_draws": {("block",): 1}}, "entries vertices, block; got the entry ('block',)"),
+        ({"shared_draws": {"vertices": {"block": 2}}}, "shared_draws must be 'batch' or None, got {'block': 2}"),
+        ({"memory": {"host": {"host": 1}}}, "memory must be a number of bytes"),
+        ({"logical_ranks": {"join": None}}, "logical_ranks['join'] must be True or False, got None"),
+        ({"draw_block": 3}, "has no argument 'draw_block'. Did you mean shared_draws={'block': ...}?"),
+        ({"device_memory": "1GB"}, "has no argument 'device_memory'. Did you mean memory={'device': ...}?"),
+        ({"device_cache": 1.0}, "has no argument 'device_cache'. Did you mean device_rows={'cache': ...}?"),
+        ({"join_logical_ranks": True}, "has no argument 'join_logical_ranks'. Did you mean logical_ranks={'join': ...}?"),
+        ({"device_row": 1.0}, "has no argument 'device_row'. Did you mean device_rows or device?"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_entry_and_an_old_name_are_told_with_the_entry_that_is_meant(given, words):
+    with pytest.raises((ValueError, TypeError), match=re.escape(words)):
+        NeighborLoader(random_data(), [3], **given)
 
 
 def test_every_option_has_help_and_no_default_is_refused():

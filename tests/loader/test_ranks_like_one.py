@@ -15,6 +15,7 @@ from graphs import random_data
 from large_graph import generate
 from one_process import BATCH, FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
 from peers import peer
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -67,12 +68,13 @@ def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
                 assert stats.rows_remote <= remote
 
 
-#: Parts on disk, and ranks. With fewer ranks than parts, a rank serves several parts as one.
-PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
-
-
-#: The same, with the form of the topology.
-FORMS = [*((*placed, "whole") for placed in PLACED), (2, 2, "parts"), (4, 3, "parts")]
+#: Parts on disk, ranks, and the form of the topology. With fewer ranks than parts, a rank serves several parts as one.
+FORMS = [
+    (2, 2, "whole"),
+    (4, 3, "whole"),
+    # tests/sampling/test_topologies.py compares parts with whole topologies.
+    *rare((1, 1, "whole"), (4, 4, "whole"), (5, 2, "whole"), (2, 2, "parts"), (4, 3, "parts")),
+]
 
 
 @pytest.mark.parametrize(("num_parts", "world", "topology"), FORMS)
@@ -326,13 +328,10 @@ def check_seed_rows(loader: Any, data: Any) -> None:
 @pytest.mark.parametrize(
     ("num_parts", "world", "replicate"),
     [
-        (1, 1, ()),
         (2, 2, ("venue", "paper")),
-        (4, 4, ()),
-        (4, 4, ("venue", "paper")),
         (2, 4, ("venue",)),
-        (5, 2, ("venue",)),
         (4, 3, ()),
+        *rare((1, 1, ()), (4, 4, ()), (4, 4, ("venue", "paper")), (5, 2, ("venue",))),
     ],
 )
 def test_batches_of_several_types_equal_one_process(tmp_path, num_parts, world, replicate):
@@ -351,8 +350,14 @@ def check_tiers_and_states(rank: int, root: str) -> None:
     options = dict(input_nodes=("paper", "train"), batch_size=4, shuffle=True, seed=3)
     cache = None
     for more in [
-        {"replication_factor": 0.4, "device_cache": 200, "device_rows": 0.5, "depth": 1},
-        {"replication_factor": 0.4, "policy": "degree", "zero_copy": True, "depth": 3, "num_workers": 2},
+        {"replication_factor": 0.4, "device_rows": {"part": 0.5, "cache": 200}, "depth": 1},
+        {
+            "replication_factor": 0.4,
+            "policy": "degree",
+            "device_rows": {"zero_copy": True},
+            "depth": 3,
+            "num_workers": 2,
+        },
         {"replication_factor": 9.0, "policy": "random"},
         {"cache": True, "columns": ["x"]},
         {"pad": "bucket"},
@@ -368,7 +373,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
             continue
         check_batches(loader, one, data, "sample_from_nodes")
         stats = loader.stats()
-        if more.get("device_rows"):
+        if "cache" in more.get("device_rows", {}):
             cache = loader.cache
             assert stats.rows_device > 0 and any(len(each.device_members) for each in cache.by_type.values())
             assert sum(len(of_type) for of_type in cache.by_type.values()) == len(cache) > 0
@@ -391,7 +396,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("num_parts", [2, 3])
+@pytest.mark.parametrize("num_parts", [*rare(2), 3])
 def test_tiers_caches_and_states_over_types(tmp_path, num_parts):
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
@@ -418,7 +423,7 @@ def check_links_of_types(rank: int, root: str) -> None:
             check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
 
 
-@pytest.mark.parametrize(("num_parts", "world"), [(1, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("num_parts", "world"), [*rare((1, 1), (2, 2)), (3, 2)])
 def test_batches_of_links_between_types_equal_one_process(tmp_path, num_parts, world):
     data, root = typed_data(), tmp_path / "parts"
     writes = ("author", "writes", "paper")
@@ -478,6 +483,10 @@ def test_attributes_of_every_type_may_be_gathered(tmp_path):
 # --- counted rows equal travelling rows --------------------------------------------------------------------
 
 
+def live_rows_of_each(rank: int, root: str, cases: list[tuple[bool, int, float, dict[str, Any]]]) -> list[dict]:
+    return [live_rows(rank, root, *case) for case in cases]
+
+
 def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, given: dict[str, Any]) -> dict[Any, int]:
     kind = LinkNeighborLoader if links else NeighborLoader
     loader = kind(
@@ -509,10 +518,18 @@ def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, links, seeds,
         Ways(replication_factors=[0, 0.25], policies=["vip"]),
     )
     given = {"edge_label_index" if links else "input_nodes": seeds, **sampling}
-    for volume in analysis.of(way="cache"):
-        live = distributed.run(live_rows, 2, str(root), links, 2, volume.replication_factor, given)
-        assert [of_rank[None] for of_rank in live] == [2 * rows for rows in volume.remote_rows_per_rank]
+    volumes = list(analysis.of(way="cache"))
+    cases = [(links, 2, volume.replication_factor, given) for volume in volumes]
+    live = distributed.run(live_rows_of_each, 2, str(root), cases)
+    for volume, of_ranks in zip(volumes, zip(*live), strict=True):
+        assert [of_rank[None] for of_rank in of_ranks] == [2 * rows for rows in volume.remote_rows_per_rank]
         assert volume.remote_rows_per_epoch > 0
+
+
+def live_typed_rows_of_each(
+    rank: int, root: str, alphas: list[float], links: bool, seeds: Any, given: dict[str, Any]
+) -> list[dict[str, int]]:
+    return [live_typed_rows(rank, root, alpha, links, seeds, given) for alpha in alphas]
 
 
 def live_typed_rows(
@@ -552,10 +569,10 @@ def test_the_analysis_counts_the_rows_of_every_type_that_a_run_fetches(tmp_path,
         Batches(num_neighbors=TYPED_FANOUTS, batch_size=BATCH, epochs=1, seeds=seeds, link=links, seed=5, **given),
         Ways(replication_factors=[0, 0.25], policies=["vip", "degree"]),
     )
-    num_bytes = []
-    for alpha in (0, 0.25):
+    num_bytes, alphas = [], [0, 0.25]
+    of_ranks = distributed.run(live_typed_rows_of_each, 2, str(root), alphas, links, seeds, given)
+    for alpha, live in zip(alphas, zip(*of_ranks), strict=True):
         vip = analysis.of(policy="vip", replication_factor=alpha)
-        live = distributed.run(live_typed_rows, 2, str(root), alpha, links, seeds, given)
         for volume in vip:
             assert tuple(of_rank[volume.vertex_type] for of_rank in live) == volume.remote_rows_per_rank
         assert [volume.vertex_type for volume in vip] == ["paper", "author"]

@@ -45,15 +45,24 @@ def test_a_device_without_streams_is_refused(accelerator, monkeypatch):
 
 
 def test_zero_copy_is_refused_on_a_device_for_which_triton_does_not_compile():
-    Options(zero_copy=True).checked(torch.device("cpu"))
-    with pytest.raises(ValueError, match="zero_copy on xpu:0 needs a Triton that compiles for this device; install it"):
-        Options(zero_copy=True).checked(torch.device("xpu", 0))
+    Options(device_rows={"zero_copy": True}).checked(torch.device("cpu"))
+    with pytest.raises(
+        ValueError,
+        match=r"device_rows\['zero_copy'\] on xpu:0 needs a Triton that compiles for this device; install it",
+    ):
+        Options(device_rows={"zero_copy": True}).checked(torch.device("xpu", 0))
 
 
 @pytest.mark.parametrize("name", ["transform", "transform_sampler_output"])
 def test_a_transform_that_cannot_be_called_is_refused_when_the_loader_is_made(name):
     with pytest.raises(TypeError, match=f"^{name} must be a function or None, got True$"):
         NeighborLoader(random_data(20, 40), [2], **{name: True})
+
+
+@pytest.mark.parametrize("given", [print, iter([]), {"a"}, 3])
+def test_ways_are_a_list(given):
+    with pytest.raises(TypeError, match=r"^ways must be a list of objects of salientpp\.engine\.way\.Way, got "):
+        NeighborLoader(random_data(20, 40), [2], ways=given)
 
 
 @pytest.mark.parametrize("name", ["time_attr", "weight_attr"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
+from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from rare import rare
 from trimmed import WIDTH, batch_of, compare, graph, step, within
 
 import salientpp
@@ -43,7 +46,7 @@ NORMS = {
 }
 #: Normalisations of each row separately. The layers of EdgeCNN and GIN hold normalisations themselves.
 ROW_WISE = {None, "layer"}
-JK = [None, "cat", "max", "lstm"]
+JK = ["cat", "max", "lstm"]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +66,16 @@ def norms_inside(model: torch.nn.Module) -> bool:
     )
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", MODELS)
+def covering(*axes: Any) -> list[Any]:
+    """Returns test parameters: all combinations of the values. The half whose places have an even sum are no rare tests."""
+    found = []
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        values = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+        found += [values] if sum(places) % 2 == 0 else rare(values)
+    return found
+
+
+@pytest.mark.parametrize(("name", "norm", "training"), covering([*MODELS], [*NORMS], [True, False]))
 def test_normalisations_over_all_rows_see_all_rows(name, norm, training, batch):
     model = made(name, norm).train(training)
     _, got = compare(model, batch)
@@ -76,9 +86,7 @@ def test_normalisations_over_all_rows_see_all_rows(name, norm, training, batch):
         assert got.rows[-1] == batch.batch_size
 
 
-@pytest.mark.parametrize("jk", JK)
-@pytest.mark.parametrize("norm", [None, "batch"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "norm", "jk"), covering([*MODELS], [None, "batch"], JK))
 def test_jumping_knowledge_gets_the_rows_of_the_last_layer(name, norm, jk, batch):
     model = made(name, norm, jk)
     _, got = compare(model, batch)
@@ -86,8 +94,7 @@ def test_jumping_knowledge_gets_the_rows_of_the_last_layer(name, norm, jk, batch
         assert got.rows == [within(batch, 2), within(batch, 1), within(batch, 0)]
 
 
-@pytest.mark.parametrize("norm", ["batch", "graph", "pair", "diff_group", "instance"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "norm"), covering([*MODELS], ["batch", "graph", "pair", "diff_group", "instance"]))
 def test_only_needed_rows_are_normalised_on_request(name, norm, batch):
     model = salientpp.nn.trim(made(name, norm), norms="needed rows")
     got = step(model, batch)

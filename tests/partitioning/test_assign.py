@@ -17,6 +17,7 @@ from communities import count_cut, make_communities, make_skewed
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import real_graph
+from rare import rare
 from torch import Tensor
 
 from salientpp import ops
@@ -546,7 +547,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("command", [["partition"], ["analyze", "--predict-only", "--seeds", "all"]])
+@pytest.mark.parametrize("command", [["partition"], *rare(["analyze", "--predict-only", "--seeds", "all"])])
 def test_the_command_names_the_memory_that_metis_lacks(tmp_path, command):
     ends = np.random.default_rng(0).integers(0, 20_000, (2, 500_000))
     np.savez(tmp_path / "g.npz", edge_index=ends, num_nodes=20_000)

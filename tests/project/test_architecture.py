@@ -6,11 +6,14 @@ Imports are read from the source, also those inside functions and under TYPE_CHE
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -72,13 +75,18 @@ def module_name(path: Path, package: Path = PACKAGE) -> str:
     return ".".join(parts)
 
 
-def imports_of(source: str, module: str, is_package: bool, modules: set[str]) -> list[tuple[int, str]]:
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes, of which the first is the module."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def imports_of(nodes: Iterable[ast.AST], module: str, is_package: bool, modules: set[str]) -> list[tuple[int, str]]:
     """(line, module of salientpp) for every import.
 
     `from salientpp.sampling import topology` imports sampling.topology.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -105,7 +113,7 @@ def imports_of(source: str, module: str, is_package: bool, modules: set[str]) ->
     return found
 
 
-def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) -> list[str]:
+def wrong_arrows(imports: Iterable[tuple[int, str]], module: str) -> list[str]:
     part = part_of(module)
     if part in MAY_IMPORT_ANYTHING:
         return []
@@ -114,7 +122,7 @@ def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) 
     allowed = MAY_IMPORT[part] | {part} | ({COMPILED} if module == "ops.library" else set())
     return [
         f"salientpp.{module}:{line} imports {target}; {part} may import {', '.join(sorted(MAY_IMPORT[part])) or 'nothing'}"
-        for line, target in imports_of(source, module, is_package, modules)
+        for line, target in imports
         if not any(target == a or target.startswith(f"{a}.") for a in allowed)
     ]
 
@@ -122,12 +130,50 @@ def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) 
 MODULES = {module_name(path) for path in SOURCES} | {COMPILED}
 
 
+@dataclass(frozen=True)
+class Facts:
+    """Properties of a file of the package. Its tree is not kept.
+
+    Attributes:
+        imports: from :func:`imports_of`.
+        imported_first: packages that the module imports when it is loaded, with their lines.
+        is_described: the file has a docstring, or nothing else either.
+        writes_environment, too_large: from the functions of these names.
+    """
+
+    imports: list[tuple[int, str]]
+    imported_first: list[tuple[str, int]]
+    is_described: bool
+    writes_environment: list[int]
+    too_large: dict[str, int]
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    source = path.read_text()
+    nodes = nodes_of(source)
+    first = [
+        (name.partition(".")[0], node.lineno)
+        for node in nodes[0].body
+        for name in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+        )
+    ]
+    return Facts(
+        imports_of(nodes, module_name(path), path.name == "__init__.py", MODULES),
+        first,
+        not source.strip() or bool(ast.get_docstring(nodes[0])),
+        writes_environment(nodes),
+        too_large(source, nodes[0]),
+    )
+
+
 # --- imports ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_follow_the_table(path):
-    wrong = wrong_arrows(path.read_text(), module_name(path), path.name == "__init__.py", MODULES)
+    wrong = wrong_arrows(facts(path).imports, module_name(path))
     assert not wrong, "\n".join(wrong)
 
 
@@ -161,7 +207,8 @@ def test_imports_follow_the_table(path):
     ],
 )
 def test_a_forbidden_import_is_found(module, source):
-    assert len(wrong_arrows(source, module, False, MODULES | {"analysis"})) == 1
+    imports = imports_of(nodes_of(source), module, False, MODULES | {"analysis"})
+    assert len(wrong_arrows(imports, module)) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,7 +230,7 @@ def test_a_forbidden_import_is_found(module, source):
     ],
 )
 def test_an_allowed_import_passes(module, source):
-    assert wrong_arrows(source, module, False, MODULES) == []
+    assert wrong_arrows(imports_of(nodes_of(source), module, False, MODULES), module) == []
 
 
 def circle_in(imports: dict[str, set[str]]) -> list[str]:
@@ -208,7 +255,7 @@ def test_no_files_import_each_other():
     for path in SOURCES:
         module = module_name(path)
         # A folder's __init__ may import its own files: it is loaded before them in any case.
-        targets = {target for _, target in imports_of(path.read_text(), module, path.name == "__init__.py", MODULES)}
+        targets = {target for _, target in facts(path).imports}
         imports[module] = {target for target in targets if not module.startswith(f"{target}.")} - {module}
     assert circle_in(imports) == []
 
@@ -271,40 +318,68 @@ def test_type_checkers_see_the_names_that_are_imported():
     assert read == salientpp._MODULES and sorted(read) == salientpp.__all__
 
 
-def test_names_are_imported_on_first_use():
+@pytest.fixture(scope="module")
+def fresh() -> dict:
+    """Observations in a fresh interpreter. One serves all tests of imports."""
     program = """
-import sys, salientpp
+import json, os, sys
+first = set(sys.modules), dict(os.environ)
+import salientpp
 assert not {"torch", "torch_geometric", "numpy"} & sys.modules.keys()
 assert "NeighborLoader" in dir(salientpp) and salientpp.__version__
 for wrong in ("no_such_name", "__wrapped__"):
     try:
         getattr(salientpp, wrong)
     except AttributeError as error:
-        assert str(error) == f"module 'salientpp' has no attribute {wrong!r}", error
+        assert str(error) == "module 'salientpp' has no attribute " + repr(wrong), error
     else:
         raise SystemExit(wrong)
+light = set(sys.modules) - first[0]
+assert dict(os.environ) == first[1]
+
+# torch and PyG are imported now, so that their modules and settings do not count.
+import inspect
+import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.sampler, torch_geometric.typing
+inspect.modulesbyfile.clear()  # of what torch and PyG have searched
+modules, environment, threads = set(sys.modules), dict(os.environ), torch.get_num_threads()
+before = torch.random.get_rng_state()
 from salientpp import *
-assert NeighborLoader is salientpp.NeighborLoader is salientpp.loader.node_loader.NeighborLoader
-assert partition is salientpp.partition is salientpp.store.directory.writer.partition
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+print(json.dumps({
+    "modules": sorted(light | set(sys.modules) - modules),
+    "searched": len(inspect.modulesbyfile),
+    "environment": dict(os.environ) == environment,
+    "threads": torch.get_num_threads() == threads,
+    "random": torch.equal(before, torch.random.get_rng_state()),
+    "distributed": torch.distributed.is_initialized(),
+    "same": NeighborLoader is salientpp.NeighborLoader is salientpp.loader.node_loader.NeighborLoader
+    and partition is salientpp.partition is salientpp.store.directory.writer.partition,
+}))
 
-
-def test_every_module_imports_without_unix_only_modules():
-    program = f"""
-import importlib, signal, sys, torch, torch_geometric.loader, rich.console, numpy
+import importlib, signal, rich.console
+for name in [name for name in sys.modules if name == "salientpp" or name.startswith("salientpp.")]:
+    if name not in ("salientpp.ops.library", "salientpp._C"):  # operators are registered once
+        del sys.modules[name]
 del signal.SIGUSR1
 sys.modules["fcntl"] = None
-for name in {sorted(MODULES - {"__init__", "__main__", COMPILED})}:
-    importlib.import_module(f"salientpp.{{name}}")
+for name in sys.argv[1:]:
+    importlib.import_module("salientpp." + name)
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    names = sorted(MODULES - {"__init__", "__main__", COMPILED})
+    done = subprocess.run([sys.executable, "-c", program, *names], cwd=ROOT, capture_output=True, text=True)
+    return {"code": done.returncode, "said": done.stderr, **json.loads(done.stdout or "{}")}
+
+
+def test_names_are_imported_on_first_use(fresh):
+    assert fresh.get("same"), fresh["said"]
+
+
+def test_every_module_imports_without_unix_only_modules(fresh):
+    assert fresh["code"] == 0, fresh["said"]
 
 
 def test_every_module_opens_with_a_docstring():
     for path in SOURCES:
-        source = path.read_text()
-        assert not source.strip() or ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has no docstring"
+        assert facts(path).is_described, f"{path.relative_to(ROOT)} has no docstring"
 
 
 def test_no_file_is_named_utils_or_common():
@@ -322,26 +397,9 @@ def test_no_file_is_named_utils_or_common():
 HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", "pytorch_lightning", "accelerate"}
 
 
-def test_importing_salientpp_changes_no_environment_and_loads_no_heavy_package():
-    # torch and PyG are imported first, so that their modules and settings do not count.
-    program = """
-import inspect, json, os, sys
-import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.sampler, torch_geometric.typing
-inspect.modulesbyfile.clear()  # of what torch and PyG have searched
-modules, environment, threads = set(sys.modules), dict(os.environ), torch.get_num_threads()
-before = torch.random.get_rng_state()
-from salientpp import *
-print(json.dumps({
-    "modules": sorted(set(sys.modules) - modules),
-    "searched": len(inspect.modulesbyfile),
-    "environment": dict(os.environ) == environment,
-    "threads": torch.get_num_threads() == threads,
-    "random": torch.equal(before, torch.random.get_rng_state()),
-    "distributed": torch.distributed.is_initialized(),
-}))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout)
+def test_importing_salientpp_changes_no_environment_and_loads_no_heavy_package(fresh):
+    seen = fresh
+    assert seen.keys() >= {"modules", "searched"}, seen["said"]
     assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
     assert "salientpp.loader.node_loader" in seen["modules"]
     rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
@@ -352,11 +410,11 @@ print(json.dumps({
     assert seen["environment"] and seen["threads"] and seen["random"] and not seen["distributed"]
 
 
-def writes_environment(source: str) -> list[int]:
+def writes_environment(nodes: Iterable[ast.AST]) -> list[int]:
     """Lines that set, delete or update entries of os.environ."""
     is_environ = lambda node: "environ" in (getattr(node, "attr", None), getattr(node, "id", None))  # noqa: E731
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Subscript) and is_environ(node.value) and not isinstance(node.ctx, ast.Load):
             lines.append(node.lineno)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -374,26 +432,23 @@ def writes_environment(source: str) -> list[int]:
 
 def test_no_module_writes_the_environment():
     sources = [path for path in SOURCES if module_name(path) != "testing.ranks"]  # sets that of the processes it starts
-    assert {str(p.relative_to(ROOT)): lines for p in sources if (lines := writes_environment(p.read_text()))} == {}
+    assert {str(p.relative_to(ROOT)): lines for p in sources if (lines := facts(p).writes_environment)} == {}
     for source in (
         "os.environ['A'] = '1'",
         "environ.setdefault('A', '1')",
         "del os.environ['A']",
         "os.putenv('A', '1')",
     ):
-        assert writes_environment(source) == [1]
-    assert writes_environment("os.environ.get('A', os.environ['B'])") == []
+        assert writes_environment(nodes_of(source)) == [1]
+    assert writes_environment(nodes_of("os.environ.get('A', os.environ['B'])")) == []
 
 
 def test_heavy_packages_are_imported_where_they_are_used():
     for path in SOURCES:
         if part_of(module_name(path)) in MAY_IMPORT_ANYTHING - {"__init__"}:
             continue
-        for node in ast.parse(path.read_text()).body:
-            names = (
-                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
-            )
-            assert not HEAVY & {name.partition(".")[0] for name in names}, f"{path.relative_to(ROOT)}:{node.lineno}"
+        for name, line in facts(path).imported_first:
+            assert name not in HEAVY, f"{path.relative_to(ROOT)}:{line}"
 
 
 # --- sizes ------------------------------------------------------------------------------------------------
@@ -401,12 +456,14 @@ def test_heavy_packages_are_imported_where_they_are_used():
 MOST_LINES = {ast.Module: 500, ast.ClassDef: 300, ast.FunctionDef: 80}
 
 
-def too_large(source: str) -> dict[str, int]:
+def too_large(source: str, tree: ast.Module) -> dict[str, int]:
     """Number of lines of each file, class and function over its limit; '' is the file itself, others have dotted names."""
     found = {"": lines} if (lines := source.count("\n")) > MOST_LINES[ast.Module] else {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.expr):
+                continue  # holds no class and no function
             name = prefix
             if isinstance(inner, (ast.ClassDef, ast.FunctionDef)):
                 name = f"{prefix}.{inner.name}" if prefix else inner.name
@@ -414,7 +471,7 @@ def too_large(source: str) -> dict[str, int]:
                     found[name] = lines
             visit(inner, name)
 
-    visit(ast.parse(source), "")
+    visit(tree, "")
     return found
 
 
@@ -422,17 +479,21 @@ def test_no_file_class_or_function_is_too_large():
     found = {
         f"{path.relative_to(PACKAGE)} {name}".strip(): lines
         for path in SOURCES
-        for name, lines in too_large(path.read_text()).items()
+        for name, lines in facts(path).too_large.items()
     }
     assert found == {}
 
 
 def test_a_large_file_class_or_function_is_found():
+    def found(source: str) -> dict[str, int]:
+        return too_large(source, ast.parse(source))
+
     body = "    pass\n" * 80
-    assert too_large(f"def small():\n{body[:-9]}") == {}
-    assert too_large(f"class Some:\n  def large(self):\n{body}") == {"Some.large": 81}
-    assert too_large(f"class Large:\n{body * 4}") == {"Large": 321}
-    assert too_large(f"\n{body * 7}".replace("    ", "")) == {"": 561}
+    assert found(f"def small():\n{body[:-9]}") == {}
+    assert found(f"class Some:\n  def large(self):\n{body}") == {"Some.large": 81}
+    assert found(f"if x:\n while y:\n  def large(self):\n{body}") == {"large": 81}
+    assert found(f"class Large:\n{body * 4}") == {"Large": 321}
+    assert found(f"\n{body * 7}".replace("    ", "")) == {"": 561}
 
 
 # --- tests ------------------------------------------------------------------------------------------------
@@ -467,42 +528,51 @@ def test_laws_that_tests_cite_exist():
 
 def test_no_test_module_imports_another():
     """Shared code of tests belongs in tests/support/."""
+    assert facts_of_tests()["imports of tests"] == []
+
+
+def imports_of_tests(nodes: Iterable[ast.AST]) -> list[int]:
+    """Lines that import a test module."""
     found = []
+    for node in nodes:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        if any(part.startswith("test_") for name in names for part in name.split(".")):
+            found.append(node.lineno)
+    return found
+
+
+@functools.cache
+def facts_of_tests() -> dict[str, list[str]]:
+    """Places in tests that a test forbids. Each file is parsed once."""
+    found: dict[str, list[str]] = {"imports of tests": [], "private state": []}
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            if any(part.startswith("test_") for name in names for part in name.split(".")):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert found == []
+        nodes, name = nodes_of(path.read_text()), path.relative_to(ROOT)
+        found["imports of tests"] += [f"{name}:{line}" for line in imports_of_tests(nodes)]
+        found["private state"] += [f"{name}: {text}" for text in sorted(private_state(nodes))]
+    return found
 
 
-def private_state(source: str) -> set[str]:
+def private_state(nodes: Iterable[ast.AST]) -> set[str]:
     """Private attributes in the source that are reached through a loader, its engine or an iterator."""
     written = {
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
+        ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
     }
     return {text for text in written if re.search(r"\b(loaders?|iterator)\b.*\._[a-z]|\.engine\..*\._[a-z]", text)}
 
 
 def test_tests_use_no_private_state_of_loaders():
-    found = set()
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        name = path.relative_to(ROOT / "tests")
-        found |= {f"{name}: {text}" for text in private_state(path.read_text())}
-    assert found == set()
+    assert facts_of_tests()["private state"] == []
 
 
 def test_private_state_is_found():
-    assert private_state("loader._fetch.own = 1; loaders[0]._run; other.engine.basis._comm") == {
+    assert private_state(nodes_of("loader._fetch.own = 1; loaders[0]._run; other.engine.basis._comm")) == {
         "loader._fetch",
         "loaders[0]._run",
         "other.engine.basis._comm",
     }
-    assert private_state("loader.engine.basis; store._key; loader.__class__") == set()
+    assert private_state(nodes_of("loader.engine.basis; store._key; loader.__class__")) == set()
 
 
 # --- operators --------------------------------------------------------------------------------------------

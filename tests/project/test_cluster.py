@@ -17,6 +17,7 @@ import torch.distributed as dist
 from cluster import Cluster
 from distributed import HANG, NEVER
 from graphs import random_data
+from rare import rare
 
 import salientpp
 from salientpp import NeighborLoader
@@ -142,7 +143,7 @@ def _until_cut(
     return "", 0.0, batches
 
 
-@pytest.mark.parametrize(("victim", "depth"), [(1, 10), (2, 1), (0, 10)])
+@pytest.mark.parametrize(("victim", "depth"), [(0, 10), (2, 1), *rare((1, 10))])
 def test_after_a_cut_link_every_rank_names_rank_batch_and_stage(tmp_path, victim, depth):
     root = _partition(tmp_path / "parts", 3)
     with Cluster(3, bytes_per_second=2e6) as hosts:
@@ -210,8 +211,8 @@ def test_a_rank_that_raises_or_does_not_end_is_an_error():
     with Cluster(2) as hosts:
         with pytest.raises(LookupError, match="the user's mistake"):
             hosts.run(_fail, 0.0)
-        with pytest.raises(TimeoutError, match="rank 0 did not end within 15 s"):
-            hosts.run(_fail, NEVER, seconds=15)
+        with pytest.raises(TimeoutError, match="rank 0 did not end within 2 s"):
+            hosts.run(_fail, NEVER, seconds=2)
 
 
 def test_errors_name_missing_requirements(monkeypatch):

@@ -258,7 +258,7 @@ def test_only_the_jobs_that_publish_may_write():
             for right, level in job.get("permissions", {}).items():
                 if level == "write":
                     may_write[name] = right
-    assert may_write == {"pypi": "id-token", "github": "contents"}
+    assert may_write == {"pypi": "id-token", "github": "contents", "deploy": "contents", "docs": "contents"}
     assert (
         jobs(ROOT / ".github" / "workflows" / "release.yml")["pypi"]["if"]
         == "github.repository == 'salientpp/salientpp'"
@@ -277,7 +277,7 @@ def test_groups_of_system_packages_exist():
     done = subprocess.run([ROOT / ".ci" / "install", "nothing"], capture_output=True, text=True)
     assert (
         done.returncode == 1
-        and "expected a group of slurm, network, aarch64 and emulation, got 'nothing'" in done.stderr
+        and "expected a group of slurm, network, aarch64, browser and emulation, got 'nothing'" in done.stderr
     )
 
 

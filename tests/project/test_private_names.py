@@ -181,14 +181,21 @@ def is_private(name: str) -> bool:
     return bool(re.match(r"_(?!_)\w", name))
 
 
-def trees() -> dict[str, ast.Module]:
+Nodes = list[ast.AST]
+
+
+def nodes_of(source: str) -> Nodes:
+    return list(ast.walk(ast.parse(source)))
+
+
+def sources() -> dict[str, Nodes]:
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths if path != Path(__file__)}
+    return {str(path.relative_to(ROOT)): nodes_of(path.read_text()) for path in paths if path != Path(__file__)}
 
 
-def defined(tree: ast.Module, functions: bool = False) -> Iterator[str]:
+def defined(nodes: Nodes, functions: bool = False) -> Iterator[str]:
     """Names that a file gives to attributes, methods, fields and variables of modules; with ``functions``, also to functions and classes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
         if isinstance(node, (ast.Module, ast.ClassDef)):
@@ -205,9 +212,9 @@ def defined(tree: ast.Module, functions: bool = False) -> Iterator[str]:
                     yield statement.name
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def imported(nodes: Nodes) -> Iterator[tuple[str, str]]:
     """Local names of imported modules and objects, with their full names."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
@@ -224,20 +231,32 @@ def without_parents(names: Iterable[str]) -> set[str]:
     return {name for name in given if not any(other.startswith(f"{name}.") for other in given)}
 
 
-def used(tree: ast.Module, own: set[str], functions: Set[str] = frozenset()) -> Iterator[str]:
+def dotted(node: ast.Attribute) -> tuple[str, str]:
+    """Root and rest of a dotted name, such as 'torch' and 'nn.Linear'; '' and '' if the root is no name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, ".".join(reversed(parts))) if isinstance(node, ast.Name) else ("", "")
+
+
+def used(nodes: Nodes, own: set[str], functions: Set[str] = frozenset()) -> Iterator[str]:
     """Private names that a file uses: full names of torch and PyG, and attributes of objects as ``.name``."""
-    roots = dict(imported(tree))
-    names = [name for local, name in imported(tree) if not local]
-    for node in ast.walk(tree):
+    found = list(imported(nodes))
+    roots = dict(found)
+    names = [name for local, name in found if not local]
+    for node in nodes:
         if isinstance(node, ast.Attribute):
-            root, _, rest = ast.unparse(node).partition(".")
-            if re.fullmatch(r"[\w.]+", rest) and root in roots:
+            root, rest = dotted(node)
+            if root and root in roots:
                 names.append(f"{roots[root]}.{rest}")
             elif is_private(node.attr) and node.attr not in own:
                 names.append(f".{node.attr}")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names += re.findall(r"^(?:torch|torch_geometric)(?:\.\w+)*$", node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("getattr", "setattr")):
+        elif isinstance(node, ast.Call) and str(getattr(node.func, "attr", getattr(node.func, "id", ""))).endswith(
+            ("getattr", "setattr")
+        ):
             given = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             names += [f".{name}" for name in given if is_private(name) and name not in own | functions]
     for name in names:
@@ -251,12 +270,12 @@ def used(tree: ast.Module, own: set[str], functions: Set[str] = frozenset()) -> 
 
 def found() -> dict[str, list[str]]:
     """Returns the names that the source uses, with the files that use them."""
-    sources = trees()
-    own = {name for tree in sources.values() for name in defined(tree)}
-    functions = {name for tree in sources.values() for name in defined(tree, functions=True)}
     files: dict[str, list[str]] = {}
-    for path, tree in sources.items():
-        for name in without_parents(used(tree, own, functions)):
+    read = sources()
+    own = {name for nodes in read.values() for name in defined(nodes)}
+    functions = {name for nodes in read.values() for name in defined(nodes, functions=True)}
+    for path, nodes in read.items():
+        for name in without_parents(used(nodes, own, functions)):
             files.setdefault(name, []).append(path)
     others = {f".{name}" for names in OTHERS.values() for name in names.split()}
     return {name: files[name] for name in sorted(files) if name not in others}
@@ -305,4 +324,4 @@ def test_the_table_has_every_private_name_of_the_source():
     ],
 )
 def test_every_form_of_a_use_is_found(source, names):
-    assert without_parents(used(ast.parse(source), {"_ours"})) == names
+    assert without_parents(used(nodes_of(source), {"_ours"})) == names

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import runpy
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import salientpp
 import salientpp.nn
 from salientpp.analysis.plan_result import Planned, Prediction
-from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, ListTraffic, Summed, Volume
+from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, Summed, Volume
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -35,7 +40,6 @@ def test_api_pages_name_exactly_the_public_names():
         ("### summed", Summed),
         ("### device_rows", DeviceRows),
         ("### copies", Copies),
-        ("### lists", ListTraffic),
         ("## Plan", Planned),
         ("### predictions", Prediction),
     ],
@@ -47,3 +51,22 @@ def test_analysis_page_lists_every_field(section, kind):
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     added = {Analysis: ["schema"], Planned: ["schema", "fastest", "cheapest"]}.get(kind, [])
     assert sorted(listed) == sorted([field.name for field in fields(kind)] + added)
+
+
+def test_the_site_reads_the_options_that_the_loaders_have(monkeypatch):
+    monkeypatch.setitem(sys.modules, "griffe", SimpleNamespace(Extension=object))  # only the site's environment has it
+    read = runpy.run_path(str(REFERENCE.parent / "loader_options.py"))
+    for loader, without in ((salientpp.NeighborLoader, set()), (salientpp.LinkNeighborLoader, read["of_vertices"]())):
+        found = [
+            (name, default, f"{name}: {read['_plain'](text)}")
+            for group, (title, options) in read["declared"]().items()
+            if group not in without
+            for name, (_, default, text) in options.items()
+        ]
+        own = inspect.signature(loader).parameters
+        names = [name for name, _, _ in found]
+        assert names == [name for name in list(own)[list(own).index(names[0]) :] if name != "kwargs"]
+        described = " ".join(loader.__doc__.split())
+        for name, default, text in found:
+            assert " ".join(text.split()).split(" {")[0] in described, name
+            assert default == "DEFAULT_TIMEOUT" or ast.literal_eval(default) == own[name].default, name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from distributed import run as run_ranks
@@ -103,16 +105,18 @@ def test_nothing_is_suggested_for_a_strange_word():
 
 #: Options of a job's ranks -> a value that asks for something.
 OF_PARTS = {
-    "replication_factor": 0.1, "lookahead": 2, "ranks_per_host": 1, "device_cache": 0.5, "topology_cache": 100, "send_as": {"x": "int8"},
-    "logical_ranks": 2, "join_logical_ranks": True, "memory": "1MB", "cooperate": "host",
+    "replication_factor": 0.1, "lookahead": 2, "ranks_per_host": 1, "device_rows_cache": 0.5, "send_as": {"x": "int8"},
+    "logical_ranks": 2, "logical_ranks_join": True, "memory": "1MB", "cooperate": "host",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_PARTS)
 def test_options_of_parts_are_refused_on_a_data(data, name):
-    with pytest.raises(ValueError, match=f"^{name}=.*; leave it out"):
-        node(data, **{name: OF_PARTS[name]})
-    NeighborLoader(data, [2, 2], **{name: OPTIONS[name].default})
+    lead = next(lead for lead in OPTIONS if name in (lead, *(f"{lead}_{key}" for key in OPTIONS[lead].keys)))
+    given = OF_PARTS[name] if name == lead else {name.removeprefix(f"{lead}_"): OF_PARTS[name]}
+    with pytest.raises(ValueError, match=f"^{re.escape(OPTIONS[name].named(name))}.*; leave it out"):
+        node(data, **{lead: given})
+    NeighborLoader(data, [2, 2], **{lead: OPTIONS[lead].default})
 
 
 def mistyped_on_one_rank(rank, root):

@@ -401,7 +401,8 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
         "nn.BatchNorm1d(6) of 3-D": ("nn.BatchNorm1d(6)", "self.l(h[:, :, None])[..., 0]"),
     },
     "rows": {name: ("", name) for name in (
-        "h - h.mean(0)", "h / (1e-3 + h.std(0))", "h.softmax(0)", "F.normalize(h, dim=0)", "F.normalize(h, dim=1)", "h - h.max(0).values", "h.flip(0)", "h.roll(1, 0)",
+        "h - h.mean(0)", "h / (1e-3 + h.std(0))", "h.softmax(0)", "h.softmax(-2)", "h.cumsum(-2) / 10", "h + h.sum(-2) / 40", "h - h.amax(dim=(-2,))", "F.normalize(h, dim=-2)",
+        "h - h.mean(-1, keepdim=True)", "F.normalize(h, dim=0)", "F.normalize(h, dim=1)", "h - h.max(0).values", "h.flip(0)", "h.roll(1, 0)",
         "h.cumsum(0) / 10", "h.sort(0).values", "h + h[:1]", "h + h[-1]", "h + h[h.abs().sum(1).argmax()]", "h @ (h.t() @ h).tanh()", "h + (h @ h.t()).tanh() @ h / 40",
         "torch.cdist(h, h, 2, 'donot_use_mm_for_euclid_dist').neg().softmax(1) @ h", "h.t().softmax(0).t()", "h.t().cumsum(1).t() / 10", "h.reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 6)",
         "h.view(-1, 3).view(-1, 6).tanh()", "h.reshape(-1).reshape(h.shape)", "h.reshape(2, -1).flip(0).reshape(h.shape)", "torch.einsum('nd,ne->nd', h, h) / 6",

@@ -37,11 +37,11 @@ class Changes:
     @classmethod
     def of(cls, job: Any, seed_type: Any, part: Any) -> Changes:
         given = job.arguments.get("columns", "('x',)")
-        if "own_rows" in given:
-            columns = {("a" if job.graph.is_typed else None, "x")}
+        if "own_rows" in given and job.graph.is_typed:
+            columns = {("a", "x")}
         else:
-            names = eval(given)
-            names = [*names, *(["tf"] if tuple(names) == ("x",) else [])]
+            names = ["x"] if "own_rows" in given else list(eval(given))
+            names += ["tf"] if names == ["x"] else []  # x alone also selects tf
             columns = {(type_, name) for type_ in job.graph.types for name in names}
         return cls(part is not None, job.link, seed_type, frozenset(columns), job.value("dtype"))
 

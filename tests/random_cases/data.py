@@ -37,7 +37,7 @@ KINDS = {
 #: Class of a topology -> the form that makes it occur.
 TOPOLOGY_CLASSES = {
     "GraphTopology": "Data", "TypedTopology": "HeteroData", "PartTopology": "a directory with topology 'parts'",
-    "DeviceTopology": "of sample_on='device', which needs a device",
+    "DeviceTopology": "of neighbor_sampler='device', which needs a device",
 }  # fmt: skip
 
 #: Class of a row source -> what makes it occur.
@@ -65,7 +65,7 @@ ATTRIBUTES = ("y", "z", "time", "edge_attr", "edge_time", "weight", "wide_edges"
 ASSIGNMENTS = ("random", "random", "random", "metis", "empty parts", "types on some parts", "one part")
 
 #: Formats of :mod:`salientpp.store.narrow` that rows may be stored or sent in.
-FORMATS = ("fp16", "bf16", "fp8", "int8", "int4", "int8/8", "int4/4")
+FORMATS = ("fp16", "bf16", "int8", "int4", "int8/8", "int4/4")
 
 TYPES = ("a", "b", "c", "d")
 RELATIONS = (

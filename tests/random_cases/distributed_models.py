@@ -198,9 +198,7 @@ def _steps(
             model.train(case.modes[0] == "train")
             names = ("edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
             arguments = [part.x, part.edge_index, *(getattr(part, name) for name in names), 0]
-            layout = plan_for(
-                model, part, *arguments, kind=options["plan"], constants=Constants(1e-9, 1e-9, 1e-9, 1e-6)
-            )
+            layout = plan_for(model, part, *arguments, kind=options["plan"], constants=Constants(1e-9, 1e-9, 1e-9))
     converted = distribute(
         salientpp.nn.trim(model) if options["trim"] else model, part, layout, recompute=options["recompute"]
     )

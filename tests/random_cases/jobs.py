@@ -10,10 +10,12 @@ equal the predicted ones, memory stays within its budget, and nothing is left (:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import random
 import re
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ import torch
 import torch.distributed as dist
 from random_cases.data import Graph, directory, graph_of, simpler
 from random_cases.leftovers import Leftovers
-from random_cases.options import apart, arguments_of
+from random_cases.options import apart, arguments_of, unfolded
 from random_cases.pool import HANG, Failed, Place, Pool
 from random_cases.scene import CONSTANTS, OF_SEEDS, Scene
 from random_cases.use import Report, Use
@@ -68,14 +70,17 @@ class Job:
     def is_odd(self) -> bool:
         return any(name in self.arguments for name in self.odd)
 
-    def value(self, name: str, default: Any = None) -> Any:
-        """Returns a simple value of an argument. An odd value counts as none."""
-        return eval(self.arguments[name], CONSTANTS) if name in self.arguments and name not in self.odd else default
+    @functools.cached_property
+    def unfolded(self) -> dict[str, str]:
+        """The arguments, with the entries of mappings under names such as ``pad_static``."""
+        found: dict[str, str] = {}
+        for name, text in self.arguments.items():
+            found |= {name: text} if name in self.odd else unfolded(name, text)
+        return found
 
-    def entry(self, name: str, key: str) -> Any:
-        """Returns an entry of an argument that may be a mapping; None without it."""
-        value = self.value(name)
-        return value.get(key) if isinstance(value, dict) else None
+    def value(self, name: str, default: Any = None) -> Any:
+        """Returns a simple value of an argument, or of an entry such as ``pad_static``. An odd value counts as none."""
+        return eval(self.unfolded[name], CONSTANTS) if name in self.unfolded and name not in self.odd else default
 
     def text(self, name: str) -> str:
         """Returns the text of the seeds, which are all vertices or edges if it is odd."""
@@ -210,16 +215,20 @@ def _unlike_traffic(of_ranks: list[tuple[int, int, int] | None]) -> str | None:
 # --- shrinking and scripts -----------------------------------------------------------------------------------------
 
 
-def shrunk(job: Job, pool: Pool, folder: Path, tries: int = 150) -> Job:
-    """Leaves out arguments and steps of a failing job, and makes its graph smaller, while it still fails."""
-    kind = _kind_of(failure_of(job, pool, folder, seconds=HANG / 4))
+def shrunk(job: Job, pool: Pool, folder: Path, tries: int = 150, seconds: float = 200.0) -> Job:
+    """Leaves out arguments and steps of a failing job, and makes its graph smaller, while it still fails.
+
+    Ends after ``tries`` smaller jobs or ``seconds``, because each job that hangs takes ``HANG / 8`` seconds.
+    """
+    ends = time.monotonic() + seconds
+    kind = _kind_of(failure_of(job, pool, folder, seconds=HANG / 8))
     while tries > 0:
         for other in _simpler(job):
             tries -= 1
-            if _kind_of(failure_of(other, pool, folder, seconds=HANG / 4)) == kind is not None:
+            if _kind_of(failure_of(other, pool, folder, seconds=HANG / 8)) == kind is not None:
                 job = other
                 break
-            if tries <= 0:
+            if tries <= 0 or time.monotonic() > ends:
                 return job
         else:
             return job

@@ -125,5 +125,5 @@ def outcome_of(case: Case) -> Outcome:
         salientpp.nn.merge_partial,
         lambda batch, data, step: summed(batch, data, case.seed + step, **sums),
         "input",
-        ("partial_aggregation", "partial_weight"),
+        ("partial_aggregation",),
     )

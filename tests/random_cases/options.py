@@ -8,12 +8,15 @@ A new option needs a strategy in :data:`STRATEGIES`. ``test_strategies.py`` says
 
 from __future__ import annotations
 
+import ast
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from random_cases.data import FORMATS, RELATIONS, Graph
+
+from salientpp.loader.options import OPTIONS
 
 #: Probability that an argument has an odd value, given or not.
 CHANCE_OF_ODD = 0.0015
@@ -143,6 +146,8 @@ def weight_attr(d: Draft) -> str | None:
 
 
 def neighbor_sampler(d: Draft) -> str | None:
+    if d.r.random() < 0.1:
+        return "'device'"  # refused: random jobs have no device
     if d.graph.sorted_by or d.has("replace", "disjoint", "time_attr", "weight_attr", "subgraph_type", "directed"):
         return None
     numbers = d.chosen["num_neighbors"]
@@ -241,14 +246,10 @@ def lookahead(d: Draft) -> str | None:
     return d.pick(1, 2, 5, "'auto'") if d.graph.is_directory and not d.has("transform_sampler_output") else None
 
 
-def topology_cache(d: Draft) -> str | None:
-    return d.pick("100", "'1kB'", "100_000") if d.graph.topology == "parts" else None
-
-
 def read_ahead(d: Draft) -> str | None:
     return (
         d.pick("1", "100", "'20kB'", "'8MiB'")
-        if (d.graph.is_directory or d.graph.mapped) and not d.has("zero_copy")
+        if (d.graph.is_directory or d.graph.mapped) and not d.has("device_rows_zero_copy")
         else None
     )
 
@@ -297,7 +298,7 @@ def cooperate(d: Draft) -> str | None:
         "subgraph_type",
         "directed",
         "transform_sampler_output",
-        "join_logical_ranks",
+        "logical_ranks_join",
         "neighbor_sampler",
     )
     if d.link or not d.graph.is_directory or d.graph.is_typed or d.graph.topology == "parts" or d.has(*bad):
@@ -309,7 +310,7 @@ def memory(d: Draft) -> str | None:
     return d.pick("0", "1000", "'20kB'", "'1MB'") if d.graph.is_directory and not d.has("neighbor_sampler") else None
 
 
-def join_logical_ranks(d: Draft) -> str | None:
+def logical_ranks_join(d: Draft) -> str | None:
     return "True" if d.graph.is_directory and not d.has("neighbor_sampler") else None
 
 
@@ -373,31 +374,29 @@ STRATEGIES: dict[str, Strategy] = {
     "replication_factor": Strategy(0.35, on_parts("0.2", "0.5", "1", "3.0", "'100B'", "'1kB'")),
     "policy": Strategy(0.25, policy),
     "cache": Strategy(0.06, on_parts("cache_of(0.4)", but=("lookahead", "columns", "send_as"))),
-    "topology_cache": Strategy(0.4, topology_cache),
     "device_rows": Strategy(0.12, of("0.3", "1.0", "100", "'1kB'", "0.5 * (rank % 2)")),
-    "device_cache": Strategy(0.08, on_parts("0.5", "1.0", "64")),
-    "zero_copy": Strategy(0.04, of("True", "False")),
+    "device_rows_cache": Strategy(0.08, on_parts("0.5", "1.0", "64")),
+    "device_rows_zero_copy": Strategy(0.04, of("True", "False")),
     "read_ahead": Strategy(0.15, read_ahead),
     "columns": Strategy(0.2, columns),
     "dtype": Strategy(0.08, dtype),
     "send_as": Strategy(0.5, send_as),
     "shared_draws": Strategy(0.08, unless(("replace", "weight_attr"), "'batch'")),
     "time_window": Strategy(0.3, only_if("time_attr", "0", "2", "1.5", "100", "float('inf')")),
-    "draw_block": Strategy(0.1, unless(("neighbor_sampler",), "1", "2", "3")),
+    "shared_draws_block": Strategy(0.1, unless(("neighbor_sampler",), "1", "2", "3")),
     "uneven": Strategy(0.5, of("'wrap'", "'exact'", "'exact'", "'exact'", "'drop'", "'error'")),
     "share": Strategy(0.25, share),
-    "sample_on": Strategy(0.02, of("'host'", "'device'")),
     "device": Strategy(0.04, of("'cpu'", "torch.device('cpu')", "None")),
     "depth": Strategy(0.3, of("1", "1", "2", "3", "12")),
     "process_group": Strategy(0, NEVER),  # of the pool
     "ranks_per_host": Strategy(0.25, ranks_per_host),
     "logical_ranks": Strategy(0.3, logical_ranks),
-    "join_logical_ranks": Strategy(0.06, join_logical_ranks),
+    "logical_ranks_join": Strategy(0.06, logical_ranks_join),
     "cooperate": Strategy(0.12, cooperate),
     "cooperate_batches": Strategy(0.3, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
     "cooperate_split_by": Strategy(0.4, only_if("cooperate", "'rows'", "'vip'")),
     "partial_aggregation": Strategy(0.12, partial_aggregation),
-    "partial_weight": Strategy(
+    "partial_aggregation_weight": Strategy(
         0.3, lambda d: "'weight'" if d.has("partial_aggregation") and "weight" in d.graph.attributes else None
     ),
     "pad": Strategy(0.12, pad),
@@ -405,31 +404,47 @@ STRATEGIES: dict[str, Strategy] = {
     "pad_static": Strategy(0.3, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
     "ways": Strategy(0.05, of("[NoWay()]", "()")),
     "memory": Strategy(0.06, memory),
-    "device_memory": Strategy(0.005, of("'1MB'")),
-    "machines": Strategy(0.8, only_if("memory", "machines()")),
-    "allow": Strategy(0.05, only_if("memory", "()", "('sums',)")),
+    "memory_device": Strategy(0.005, of("'1MB'")),
+    "memory_machines": Strategy(0.8, only_if("memory", "machines()")),
+    "memory_allow": Strategy(0.05, only_if("memory", "()", "('sums',)")),
 }
 
 #: Class of a way -> the argument that makes it occur.
 WAYS = {
-    "ReadAhead": "read_ahead", "TopologyCache": "topology_cache", "DeviceRows": "device_rows", "Cache": "replication_factor", "GivenCache": "cache",
+    "ReadAhead": "read_ahead", "DeviceRows": "device_rows", "Cache": "replication_factor", "GivenCache": "cache",
     "Lookahead": "lookahead", "SumsOfRows": "partial_aggregation",
     "CacheOfUses": "of layer-wise inference, which makes no loader of the user",
 }  # fmt: skip
 
 
-#: Option -> keys of its mapping. STRATEGIES has an entry for each.
-ENTRIES = {"cooperate": ("batches", "split_by"), "pad": ("sigma", "static")}
+#: Options that take a mapping. STRATEGIES has each entry, such as ``pad_static``.
+MAPPED = {name: option for name, option in OPTIONS.items() if option.keys}
 
 
-def fold(draft: Draft, lead: str, keys: Sequence[str]) -> None:
-    """Puts entries that were drawn into a mapping, which takes the place of the option's value unless that is odd."""
-    drawn = {key: draft.chosen.pop(f"{lead}_{key}") for key in keys if f"{lead}_{key}" in draft.chosen}
-    odd = [f"{lead}_{key}" for key in drawn if f"{lead}_{key}" in draft.odd]
+def fold(draft: Draft, lead: str) -> None:
+    """Puts entries that were drawn into a mapping, which takes the place of the option's value unless that is odd. Some mappings have the value only."""
+    main, names = MAPPED[lead].main, {key: f"{lead}_{key}" for key in MAPPED[lead].keys}
+    drawn = {key: draft.chosen.pop(name) for key, name in names.items() if name in draft.chosen}
+    odd = [name for name in names.values() if name in draft.odd]
     draft.odd[:] = [name for name in draft.odd if name not in odd]
-    if drawn and lead not in draft.odd:
+    if lead in draft.odd:
+        return
+    if main is not None and lead in draft.chosen and (drawn or draft.r.random() < 0.2):
+        drawn = {main: draft.chosen[lead], **drawn}
+    if drawn:
         draft.chosen[lead] = f"{{{', '.join(f'{key!r}: {text}' for key, text in drawn.items())}}}"
         draft.odd += [lead] if odd else []
+
+
+def unfolded(name: str, text: str) -> dict[str, str]:
+    """Returns an argument, and the entries of its mapping under the names of STRATEGIES."""
+    node = ast.parse(text.strip(), mode="eval").body
+    if name not in MAPPED or not isinstance(node, ast.Dict):
+        return {name: text}
+    main = MAPPED[name].main
+    entries = {ast.literal_eval(key): ast.unparse(value) for key, value in zip(node.keys, node.values)}
+    whole = {} if main is not None else {name: text}
+    return {**whole, **{name if key == main else f"{name}_{key}": of for key, of in entries.items()}}
 
 
 def apart(r: random.Random, graph: Graph, ranks: int, link: bool, arguments: dict[str, str]) -> str | None:
@@ -459,8 +474,8 @@ def arguments_of(r: random.Random, graph: Graph, ranks: int, link: bool) -> tupl
             text = strategy.draw(draft)
             if text is not None:
                 draft.chosen[name] = text
-    for lead, keys in ENTRIES.items():
-        fold(draft, lead, keys)
+    for lead in MAPPED:
+        fold(draft, lead)
     if "'batches'" in draft.chosen.get("cooperate", ""):  # they exclude a size of batches
         draft.chosen = {name: text for name, text in draft.chosen.items() if name not in ("batch_size", "drop_last")}
     return draft.chosen, tuple(draft.odd)

@@ -195,8 +195,8 @@ class Plain:
         sampler: draws from it.
         order, rank: the order of the seeds, and the number of the rank.
         offsets: unit -> position of its first seed among the seeds of the rank.
-        block: the option ``draw_block``.
-        joined: the option ``join_logical_ranks``.
+        block: the entry 'block' of the option ``shared_draws``.
+        joined: the entry 'join' of the option ``logical_ranks``.
         link: whether the seeds are edges.
         arguments: seeds of the rank, their times, ids and labels, as arguments of the loader.
     """

@@ -48,8 +48,8 @@ SIZE = 4
 #: Tasks of the same processes. Process groups on which a collective failed are never reused, and keep their connections and threads.
 MOST_TASKS = 400
 
-#: Seconds after which a rank that has not answered counts as hung. No job takes seconds.
-HANG = 120.0
+#: Seconds after which a rank that has not answered counts as hung. The dearest job took 168 s on two cores with a load of 30.
+HANG = 240.0
 
 #: Seconds for the others to notice that a rank has died, and seconds for a rank to write its stacks.
 _NOTICE, _WRITE = 10.0, 5.0

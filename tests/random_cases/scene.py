@@ -303,7 +303,7 @@ class Scene:
             "num_seeds": len(arange(seeds)),
             "rank": self.place.rank,
         }
-        texts = {name: eval(job.arguments[name], names) for name in _OF_SAMPLES if name in job.arguments}
+        texts = {name: eval(job.unfolded[name], names) for name in _OF_SAMPLES if name in job.unfolded}
         draws = {name: texts[name] for name in _OF_DRAWS if name in texts}
         if job.graph.is_directory:
             draws.pop("is_sorted", None)  # a directory sorts its lists itself
@@ -314,7 +314,7 @@ class Scene:
         units = layout.units_of(self.rank)
         offsets = {unit: sum(sizes[units.start : unit]) for unit in units}
         return Plain(
-            source, sampler, order, self.rank, offsets, job.value("draw_block", 1), bool(job.value("join_logical_ranks", False)), job.link,
+            source, sampler, order, self.rank, offsets, job.value("shared_draws_block", 1), bool(job.value("logical_ranks_join", False)), job.link,
             self._plain_arguments(seeds, own, texts),
         )  # fmt: skip
 
@@ -339,7 +339,7 @@ class Scene:
             batch_size * together,
             bool(job.value("drop_last", False)),
             uneven,
-            job.entry("cooperate", "batches"),
+            job.value("cooperate_batches"),
             given,
         )
 

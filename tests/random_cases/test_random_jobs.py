@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from random_cases.jobs import failure_of, job_of, script_of, shrunk
 from random_cases.pool import shared_pool
+from rare import rare
 
-#: Jobs, and jobs of each test. `make test-random CASES=...` runs more.
-JOBS, EACH = 300, 25
+#: Jobs of `make test`, jobs that `make test-rare` adds, and jobs of each test. `make test-random CASES=...` runs more.
+JOBS, MORE, EACH = 100, 200, 25
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +17,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("jobs")
 
 
-@pytest.mark.parametrize("first", range(0, JOBS, EACH))
+@pytest.mark.parametrize("first", [*range(0, JOBS, EACH), *rare(*range(JOBS, JOBS + MORE, EACH))])
 def test_a_job_gives_the_batches_of_the_plainest_loader_or_names_an_argument(folder, first):
     pool = shared_pool()
     for seed in range(first, first + EACH):

@@ -7,33 +7,35 @@ import torch_geometric.nn.conv
 from random_cases.choices import CONVS, WITHOUT
 from random_cases.models import Failure, Invalid, Refused, script_of, shrunk
 from random_cases.targets import TARGETS, fails
+from rare import rare
 
-#: Trimmed models in each test. `make test-random CASES=...` runs more.
-CASES = 25
+#: Models in each test. `make test` runs the first ones, `make test-rare` some more, and `make test-random CASES=...` any number.
+CASES = 20
 
 
-@pytest.mark.parametrize("first", range(0, 100, CASES))
+@pytest.mark.parametrize("first", [0, CASES, *rare(*range(2 * CASES, 100, CASES))])
 def test_trimmed_models_compute_what_plain_models_compute(first):
     check("trim", first, first + CASES)
 
 
-def test_trimmed_typed_models_compute_what_plain_models_compute():
-    check("typed", 0, 30)
+@pytest.mark.parametrize("first", [0, *rare(10, 20)])
+def test_trimmed_typed_models_compute_what_plain_models_compute(first):
+    check("typed", first, first + 10)
 
 
-@pytest.mark.parametrize("first", [0, 25])
+@pytest.mark.parametrize("first", [0, *rare(CASES, 2 * CASES)])
 def test_models_over_sums_compute_what_plain_models_compute(first):
-    check("merged", first, first + 25)
+    check("merged", first, first + CASES)
 
 
-@pytest.mark.parametrize("first", [0, 30])
+@pytest.mark.parametrize("first", [0, *rare(CASES, 2 * CASES)])
 def test_inference_computes_what_plain_models_compute(first):
-    check("inferred", first, first + 30)
+    check("inferred", first, first + CASES)
 
 
-@pytest.mark.parametrize("first", [0, 20, 40])
+@pytest.mark.parametrize("first", [0, *rare(CASES, 2 * CASES)])
 def test_models_over_ranks_compute_what_plain_models_compute(first):
-    check("distributed", first, first + 20)
+    check("distributed", first, first + CASES)
 
 
 def check(name, first, last):

@@ -150,7 +150,7 @@ class Use:
                 batch = next(batches)
             except StopIteration:
                 break
-            found.append(batch.clone() if self.job.entry("pad", "static") is True else batch)
+            found.append(batch.clone() if self.job.value("pad_static") is True else batch)
         return found
 
     # --- steps --------------------------------------------------------------------------------------------
@@ -162,7 +162,9 @@ class Use:
 
     def _leave(self, number: int) -> None:
         batches = iter(self.loader)
-        self._compare(self._taken(batches, number + self.scene.rank % 2), self._expected(self.epoch), whole=False)
+        taken = self._taken(batches, number + self.scene.rank % 2)
+        del batches  # ends the epoch of this rank. Comparisons may wait for ranks that take more batches.
+        self._compare(taken, self._expected(self.epoch), whole=False)
         self.epoch += 1
 
     def _again(self, number: int) -> None:
@@ -175,7 +177,7 @@ class Use:
         self._epoch(0)
 
     def _rounds(self, _: int) -> None:
-        if self.job.entry("pad", "static") is True:
+        if self.job.value("pad_static") is True:
             return
         rounds = [list(batches) for batches in self.loader.rounds()]
         self._compare([batch for batches in rounds for batch in batches], self._expected(self.epoch))
@@ -195,7 +197,7 @@ class Use:
         if (
             self.job.ranks > 1
             or not len(self.scene.seeds(self.scene.layout.parts_of(self.scene.rank)).T)
-            or self.job.entry("pad", "static") is True
+            or self.job.value("pad_static") is True
         ):
             return
         seeds = self.scene.seeds(self.scene.layout.parts_of(self.scene.rank))
@@ -212,12 +214,12 @@ class Use:
         expected = self._expected(self.epoch)
         batches = iter(self.loader)
         first = self._taken(batches, number)
+        state = json.loads(json.dumps(self.loader.state_dict())) if self._has_state() else None
+        del batches
         self._compare(first, expected, whole=False)
-        if not self._has_state():
+        if state is None:
             self.epoch += 1
             return
-        state = json.loads(json.dumps(self.loader.state_dict()))
-        del batches
         ended = len(first) < number  # then the state is the start of the next epoch
         self.loader = self.scene.loader()
         if number % 2:
@@ -260,9 +262,9 @@ class Use:
             return
         batches = iter(self.loader)
         first = self._taken(batches, number)
-        self._compare(first, self._expected(self.epoch), whole=False)
         states = [self.loader.state_dict()]
         del batches
+        self._compare(first, self._expected(self.epoch), whole=False)
         if self.job.ranks > 1:
             dist.broadcast_object_list(states, 0, self.scene.place.group)
         (state,) = states
@@ -365,7 +367,7 @@ class Use:
 
     def _two(self, _: int) -> None:
         """Two loaders in turn."""
-        if self.job.value("static_buffers") is True and not self._has_even_rounds:
+        if self.job.value("pad_static") and not self._has_even_rounds:
             return self._epoch(0)
         changes = {"seed": 11} if "seed" not in self.job.arguments else {}
         other = self.scene.loader(**changes)
@@ -400,9 +402,8 @@ class Use:
         if any(value < 0 for value in used.values()):
             self.report.faults.append(f"memory_used() is negative: {used}")
         for name, tiers in (
-            ("topology_cache", ("topology_cache",)),
             ("read_ahead", ("read_ahead",)),
-            ("memory", ("cache", "topology_cache", "lookahead")),
+            ("memory", ("cache", "lookahead")),
         ):
             budget = self.job.value(name)
             if (
@@ -419,7 +420,7 @@ class Use:
 
     @property
     def _gives_ways(self) -> bool:
-        return bool({"replication_factor", "topology_cache", "lookahead", "cache"} & self.job.arguments.keys())
+        return bool({"replication_factor", "lookahead", "cache"} & self.job.arguments.keys())
 
     def _check_counts(self) -> None:
         """Compares the counted rows of whole epochs with the distinct rows that the batches need."""
@@ -429,15 +430,15 @@ class Use:
             "partial_aggregation",
             "memory",
             "cooperate",
-            "allow",
+            "memory_allow",
             "ways",
             "columns",
-            "join_logical_ranks",
+            "logical_ranks_join",
             "cache",
         }
         if (
-            changing & job.arguments.keys()
-            or job.entry("pad", "static")
+            changing & job.unfolded.keys()
+            or job.value("pad_static")
             or job.is_odd
             or not job.graph.is_directory
             or job.graph.rows == "none"

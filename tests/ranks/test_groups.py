@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs import random_data
+from rare import rare
 
 import salientpp
 from salientpp import NeighborLoader
@@ -114,7 +115,7 @@ def _check_sweep(root: str, number: int, seconds: float) -> None:
 
 
 def test_loaders_that_are_dropped_leave_no_descriptors_threads_or_keys(tmp_path):
-    _check_sweep(_partition(tmp_path / "parts", 2), 150, seconds=240)
+    _check_sweep(_partition(tmp_path / "parts", 2), 90, seconds=240)
 
 
 @pytest.mark.faults
@@ -153,9 +154,9 @@ def _come_and_go(rank: int, root: str, number: int) -> int:
     return len({id(loader.engine.basis.comm.groups) for loader in living})
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [*rare(2), 3])
 def test_loaders_that_live_at_the_same_time_never_share_connections(tmp_path, world):
-    made = distributed.run(_come_and_go, world, _partition(tmp_path / "parts", world), 40, seconds=200)
+    made = distributed.run(_come_and_go, world, _partition(tmp_path / "parts", world), 20, seconds=200)
     assert len(set(made)) == 1 and made[0] > 1
 
 
@@ -220,19 +221,32 @@ def _train_alone(rank: int, root: str, count: int) -> list:
     ]
 
 
-@pytest.mark.parametrize("locally", [False, True], ids=["all-make-groups", "members-make-groups"])
+_GROUPS = [([[3, 0], [2, 1]], [2, 5], False), ([[0, 2], [1, 3]], [5, 1], True), ([[0, 1], [2, 3]], [3, 3], False)]
+_LOCALLY = {False: "all-make-groups", True: "members-make-groups"}
+
+
 @pytest.mark.parametrize(
-    ("members", "counts", "same"),
-    [([[0, 1], [2, 3]], [2, 7], False), ([[0, 2], [1, 3]], [5, 1], True), ([[3, 0], [2, 1]], [3, 3], False)],
+    ("members", "counts", "same", "locally"),
+    [
+        pytest.param(
+            *given,
+            locally,
+            id=f"{given[0]}-{words}",
+            marks=[] if (at, locally) in ((0, False), (1, True)) else pytest.mark.rare,
+        )
+        for at, given in enumerate(_GROUPS)
+        for locally, words in _LOCALLY.items()
+    ],
 )
 def test_two_groups_of_ranks_train_independently(tmp_path, members, counts, same, locally):
     roots = [_partition(tmp_path / "0", 2, seed=0)] * 2
     if not same:
         roots[1] = _partition(tmp_path / "1", 2, seed=1)
     results = distributed.run(_train_apart, 4, roots, members, counts, locally, seconds=200)
-    for ours, ranks in enumerate(members):
-        alone = distributed.run(_train_alone, 2, roots[ours], counts[ours])
-        assert [results[rank] for rank in ranks] == alone
+    most = {root: max(count for other, count in zip(roots, counts) if other == root) for root in roots}
+    alone = {root: distributed.run(_train_alone, 2, root, count) for root, count in most.items()}
+    for root, count, ranks in zip(roots, counts, members):
+        assert [results[rank] for rank in ranks] == [batches[: 2 * count] for batches in alone[root]]
 
 
 def test_ranks_serve_parts_by_their_numbers_in_the_group(tmp_path):
@@ -319,7 +333,7 @@ def _wrong_group(rank: int, root: str, what: str) -> str:
     return "made"
 
 
-@pytest.mark.parametrize("what", ["type", "other", "size"])
+@pytest.mark.parametrize("what", [*rare("type"), "other", *rare("size")])
 def test_waiting_ranks_are_told_which_rank_has_a_wrong_process_group(tmp_path, what):
     texts = distributed.run(_wrong_group, 4, _partition(tmp_path / "parts", 2), what)
     assert texts[2:] == ["made", "made"], "the other group is not affected"
@@ -332,7 +346,7 @@ def test_waiting_ranks_are_told_which_rank_has_a_wrong_process_group(tmp_path, w
 # --- torch's own debugging --------------------------------------------------------------------------------
 
 
-def _be_busy(rank: int, root: str, seconds: float) -> int:
+def _be_busy(rank: int, root: str, seconds: float, timeout: float) -> int:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()
     store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
@@ -340,14 +354,14 @@ def _be_busy(rank: int, root: str, seconds: float) -> int:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     assert "Wrapper" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, "torch's debugging is active"
     given = 0
-    for given, _ in enumerate(_loader(salientpp.load(root), timeout=3 * seconds), 1):
+    for given, _ in enumerate(_loader(salientpp.load(root), timeout=timeout), 1):
         if given == 1 and rank == 0:
             time.sleep(seconds)  # more than a fifth of the timeout, which is gloo's limit for one attempt to connect
     return given
 
 
 def test_with_torchs_debugging_a_rank_may_be_busy_within_the_timeout(tmp_path, capfd):
-    assert min(distributed.run(_be_busy, 2, _partition(tmp_path / "parts", 2), 6.0)) > 2
+    assert min(distributed.run(_be_busy, 2, _partition(tmp_path / "parts", 2), 4.0, 18.0)) > 2
     assert "timeout" not in capfd.readouterr().err
 
 

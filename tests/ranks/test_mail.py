@@ -85,11 +85,11 @@ def test_letters_that_have_arrived_are_freed():
 
 def test_a_letter_with_wrong_counts_is_refused():
     mail = Mail(Comm.create())
-    with pytest.raises(ValueError, match="needs counts for 1 ranks, .* got 2 and 1 counts, and 3 rows for 3"):
+    with pytest.raises(ValueError, match="needs a count for each of 1 ranks, .* got 2 and 1 counts, and 3 rows for 3"):
         mail.post(torch.arange(3), [1, 2], [3])
     with pytest.raises(ValueError, match="got 1 and 1 counts, and 3 rows for 2"):
         mail.post(torch.arange(3), [2], [3])
-    with pytest.raises(ValueError, match="must be on the CPU, got a tensor on meta"):
+    with pytest.raises(ValueError, match="sends tensors on the CPU, got one on meta"):
         mail.post(torch.empty(3, device="meta"), [3], [3])
 
 
@@ -132,7 +132,11 @@ def _batches(loader: NeighborLoader) -> list:
     return [(batch.n_id.tolist(), batch.edge_index.tolist(), batch.x.tolist()) for batch in loader]
 
 
-def _count(rank: int, root: str, depth: int) -> tuple[int, int, int, int, int]:
+def _count_each(rank: int, root: str, depths: list[int]) -> list[tuple[int, int, int, int, int]]:
+    return [_count(root, depth) for depth in depths]
+
+
+def _count(root: str, depth: int) -> tuple[int, int, int, int, int]:
     """Returns the ticks of an epoch, then the messages for control and rows of an epoch, with and without merging."""
     loader = _loader(root, depth=depth)
     assert (loader.stats().control_messages, loader.stats().row_messages) == (0, 0), "filling a cache is not counted"
@@ -150,37 +154,37 @@ def _count(rank: int, root: str, depth: int) -> tuple[int, int, int, int, int]:
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])
-@pytest.mark.parametrize("depth", [1, 3, 5, 10])
-def test_a_tick_sends_one_message_for_control_and_one_for_rows(tmp_path, num_parts, depth):
+def test_a_tick_sends_one_message_for_control_and_one_for_rows(tmp_path, num_parts):
     salientpp.partition(random_data(), num_parts, tmp_path / "parts", [3, 2], 5)
-    for ticks, control, rows, control_apart, rows_apart in distributed.run(
-        _count, num_parts, str(tmp_path / "parts"), depth
-    ):
-        assert ticks > 3 and rows == rows_apart == ticks and control_apart == 2 * ticks
-        # At depth 10, the ids of a batch leave with the counts of the second batch after it. At small depths, a batch waits for its counts in the
-        # tick that sends them.
-        assert control == {1: 2 * ticks, 3: 2 * ticks, 5: ticks + 1, 10: ticks + 2}[depth]
+    depths = [1, 3, 5, 10]
+    for of_rank in distributed.run(_count_each, num_parts, str(tmp_path / "parts"), depths):
+        for depth, (ticks, control, rows, control_apart, rows_apart) in zip(depths, of_rank, strict=True):
+            assert ticks > 3 and rows == rows_apart == ticks and control_apart == 2 * ticks, depth
+            # At depth 10, the ids of a batch leave with the counts of the second batch after it. At small depths, a batch waits for its counts in the
+            # tick that sends them.
+            assert control == {1: 2 * ticks, 3: 2 * ticks, 5: ticks + 1, 10: ticks + 2}[depth], depth
 
 
-@pytest.mark.parametrize("num_neighbors", [[3], [3, 2], [3, 2, 2]])
-def test_rounds_of_drawing_add_no_message_to_a_tick(tmp_path, num_neighbors):
+def test_rounds_of_drawing_add_no_message_to_a_tick(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [3, 2], 5, topology="parts")
-    for ticks, control, rows in distributed.run(_count_rounds, 2, str(tmp_path / "parts"), num_neighbors):
-        # Each round of drawing begins ten ticks before the stages that follow, and every tick has one message.
-        assert (
-            ticks > 10
-            and rows == ticks
-            and control == ticks + 2 + (10 * (len(num_neighbors) - 1) + 1 if num_neighbors[1:] else 0)
+    fanouts = [[3], [3, 2], [3, 2, 2]]
+    for of_rank in distributed.run(_count_rounds, 2, str(tmp_path / "parts"), fanouts):
+        for num_neighbors, (ticks, control, rows) in zip(fanouts, of_rank, strict=True):
+            # Each round of drawing begins ten ticks before the stages that follow, and every tick has one message.
+            more = 10 * (len(num_neighbors) - 1) + 1 if num_neighbors[1:] else 0
+            assert ticks > 10 and rows == ticks and control == ticks + 2 + more, num_neighbors
+
+
+def _count_rounds(rank: int, root: str, fanouts: list[list[int]]) -> list[tuple[int, int, int]]:
+    """Returns the ticks of an epoch, and the messages for control and rows, for each list of fanouts."""
+    found = []
+    for num_neighbors in fanouts:
+        loader = NeighborLoader(
+            salientpp.load(root), num_neighbors, "train", batch_size=2, shuffle=True, seed=7, timeout=NEVER
         )
-
-
-def _count_rounds(rank: int, root: str, num_neighbors: list[int]) -> tuple[int, int, int]:
-    """Returns the ticks of an epoch, and the messages for control and rows."""
-    loader = NeighborLoader(
-        salientpp.load(root), num_neighbors, "train", batch_size=2, shuffle=True, seed=7, timeout=NEVER
-    )
-    _batches(loader)
-    return len(loader), loader.stats().control_messages, loader.stats().row_messages
+        _batches(loader)
+        found.append((len(loader), loader.stats().control_messages, loader.stats().row_messages))
+    return found
 
 
 def test_one_rank_sends_no_message(tmp_path):

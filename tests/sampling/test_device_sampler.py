@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton_interpreter
 from device_cases import Case, any_key, assert_drawn_as_on_the_host, random_case, random_graph, rejecting_key, star
+from rare import rare
 from reference import Stream, join_key, mix64
 
 from salientpp import Graph, ops
@@ -25,8 +26,8 @@ from salientpp.sampling.topology import DrawOptions
 triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
 
-#: Sets of 500 random cases. HYPOTHESIS_PROFILE=nightly runs 10,000 cases, which takes minutes in the interpreter.
-SETS = range(20 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 4)
+#: Sets of 80 random cases. HYPOTHESIS_PROFILE=nightly runs 10,000 cases, which takes minutes in the interpreter.
+SETS = range(125) if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [0, *rare(*range(1, 13))]
 
 
 @pytest.fixture
@@ -38,11 +39,11 @@ def interpreted():
 @pytest.mark.parametrize("seed", SETS)
 def test_a_device_draws_what_the_host_draws(interpreted, seed):
     generator = np.random.default_rng(seed)
-    for _ in range(500):
+    for _ in range(80):
         assert_drawn_as_on_the_host(random_case(generator, 30, 120, 10, [-1, 0, 1, 2, 2, 3, 3, 5]), CPU)
 
 
-@pytest.mark.parametrize("fanout", [1, 7, 47, 48, 49, 64, 100, 333, 1024])
+@pytest.mark.parametrize("fanout", [1, 48, 49, 64, *rare(7, 47, 100, 333, 1024)])
 @pytest.mark.parametrize("replace", [False, True])
 def test_all_fanouts_draw_what_the_host_draws(interpreted, fanout, replace):
     # The host changes its method above 64 neighbours and above a fanout of 48.
@@ -53,17 +54,17 @@ def test_all_fanouts_draw_what_the_host_draws(interpreted, fanout, replace):
 
 
 @pytest.mark.parametrize("fanouts", [[-1], [5, 2], [0, 3], [], [2, -1]], ids=str)
-@pytest.mark.parametrize("seeds", [[], [0], [0, 0], [1], [100_001, 0]], ids=str)
+@pytest.mark.parametrize("seeds", [[], [0], [0, 0], [1], [20_001, 0]], ids=str)
 def test_long_empty_and_repeated_lists_are_drawn_as_on_the_host(interpreted, seeds, fanouts):
-    graph = star(100_000, 2)
+    graph = star(20_000, 2)
     for replace in (False, True) if -1 not in fanouts else (False,):
         assert_drawn_as_on_the_host(Case(graph, torch.tensor(seeds, dtype=torch.int64), fanouts, 9, replace), CPU)
 
 
 def test_equal_seeds_are_drawn_as_on_the_host(interpreted):
     graph = random_graph(np.random.default_rng(4), 30, 400)
-    for vertex in range(30):
-        assert_drawn_as_on_the_host(Case(graph, torch.full((300,), vertex), [4, 3], vertex, vertex % 2 == 0), CPU)
+    for vertex in range(0, 30, 4):
+        assert_drawn_as_on_the_host(Case(graph, torch.full((300,), vertex), [4, 3], vertex, vertex % 8 == 0), CPU)
 
 
 @pytest.mark.parametrize("hop", [0, 1])
@@ -113,7 +114,7 @@ def test_batches_that_are_too_large_are_refused_before_they_are_drawn(interprete
     with pytest.raises(ValueError, match=r"draws 0 to 1024 neighbours per vertex, or all \(-1\), got 1025 at hop 1"):
         sample_neighbors(held, held.new_table(), torch.tensor([0]), [2, 1025], 0)
     seeds = torch.zeros(2**20, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match="hop 0 may draw 1073741824 edges, and a batch on a device must have fewer"):
+    with pytest.raises(RuntimeError, match="a hop on a device must have fewer than"):
         sample_neighbors(held, held.new_table(), seeds, [1024], 0)
 
 
@@ -189,9 +190,21 @@ def compiled(kernel, constants: dict, **types: str):
     return triton.compile(ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", 90, 32)).asm
 
 
-@pytest.mark.parametrize("position", ["*i32", "*i64"])
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("places", [1, 16, 1024])
+@pytest.mark.parametrize(
+    "places, replace, position",
+    [
+        (1, False, "*i32"),
+        (16, True, "*i64"),
+        (1024, False, "*i64"),
+        *rare(*(
+            (places, replace, position)
+            for places in (1, 16, 1024)
+            for replace in (False, True)
+            for position in ("*i32", "*i64")
+            if (places, replace, position) not in ((1, False, "*i32"), (16, True, "*i64"), (1024, False, "*i64"))
+        )),
+    ],
+)  # fmt: skip
 def test_draws_compile_for_gpus(places, replace, position):
     from salientpp.sampling import device_kernels
 
@@ -200,10 +213,18 @@ def test_draws_compile_for_gpus(places, replace, position):
     assert "st.global" in assembly["ptx"]
 
 
-@pytest.mark.parametrize("position", ["*i32", "*i64"])
 @pytest.mark.parametrize(
-    "lists, linked, has_id, has_owner",
-    [("*i64", True, True, False), ("*i64", False, True, True), ("*i32", False, False, False)],
+    "lists, linked, has_id, has_owner, position",
+    [
+        ("*i64", True, True, False, "*i32"),
+        ("*i64", False, True, True, "*i64"),
+        ("*i32", False, False, False, "*i32"),
+        *rare(
+            ("*i64", True, True, False, "*i64"),
+            ("*i64", False, True, True, "*i32"),
+            ("*i32", False, False, False, "*i64"),
+        ),
+    ],
 )
 def test_the_other_kernels_compile_for_gpus(lists, linked, has_id, has_owner, position):
     from salientpp.sampling import device_kernels as kernels

@@ -92,7 +92,7 @@ def test_a_loader_that_samples_on_a_gpu_gives_the_hosts_batches(source, depth, n
         graph, nodes = salientpp.partition(data, 1, tmp_path / "d", method="random"), "train"
     want = list(make(graph, input_nodes=nodes))
     options = {"device": CUDA, "depth": depth, "num_workers": num_workers, "device_rows": 0.3}
-    batches = list(make(graph, input_nodes=nodes, sample_on="device", **options))
+    batches = list(make(graph, input_nodes=nodes, neighbor_sampler="device", **options))
     assert all(batch.edge_index.device == batch.x_float32.device == CUDA for batch in batches)
     assert_same_batches([batch.to("cpu") for batch in batches], want)
 
@@ -100,5 +100,5 @@ def test_a_loader_that_samples_on_a_gpu_gives_the_hosts_batches(source, depth, n
 def test_a_link_loader_that_samples_on_a_gpu_gives_the_hosts_batches():
     data = known_data()
     links = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
-    batches = LinkNeighborLoader(data, device=CUDA, sample_on="device", num_workers=2, **links)
+    batches = LinkNeighborLoader(data, device=CUDA, neighbor_sampler="device", num_workers=2, **links)
     assert_same_batches([batch.to("cpu") for batch in batches], list(LinkNeighborLoader(data, **links)))

@@ -11,6 +11,7 @@ import torch
 from drawn_hops import sample_parts
 from draws import BOTH_MAPS, as_lists, random_graph, random_seeds
 from graphs import RELATIONS, random_hetero
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -81,8 +82,9 @@ def typed_sample(
 
 
 def assert_parts_draw_the_same(
-    data: Data | HeteroData, seeds: dict, fanouts: Any, seed: int, budget: int, options: dict[str, Any]
+    data: Data | HeteroData, seeds: dict, fanouts: Any, seed: int, budget: int, options: dict[str, Any], cuts: int = 3
 ) -> None:
+    """Compares draws over the whole lists with those over ``cuts`` divisions of the lists."""
     read = {name: options[name] for name in ("time_attr", "weight_attr") if name in options}
     draws = {name: value for name, value in options.items() if name not in read}
     if "time_attr" in options:
@@ -99,7 +101,7 @@ def assert_parts_draw_the_same(
         times = [torch.arange(each.numel()) % 9 if each.numel() else None for each in ids]
     common = (ids, times, [first.get(name, 0) for name in graph.node_types], per_relation, join_key(seed))
     want = typed_sample(graph, *common, **draws)
-    for cut in range(3):
+    for cut in range(cuts):
         bounds = [some_bounds(size, seed + cut + place) for place, size in enumerate(graph.num_vertices)]
         got = sample_parts(graph.relations, bounds, *common, budget=budget, **draws)
         assert as_lists_of_lists(got) == as_lists_of_lists(want), (bounds, fanouts)
@@ -126,9 +128,9 @@ def homogeneous_data(seed: int) -> Data:
 @BOTH_MAPS
 @pytest.mark.parametrize("draws", [{}, {"replace": True}, {"shared": True}], ids=lambda o: "".join(o) or "plain")
 def test_parts_draw_the_batches_of_the_plain_sampler(draws, budget):
-    for seed, wide in itertools.product(range(12), (False, True)):
+    for seed in range(6):
         _, graph = random_graph(seed)
-        if wide:
+        if seed in (1, 4):
             graph = Graph(graph.indptr, graph.indices.long(), graph.edge_id)
         seeds = random_seeds(seed, graph.num_vertices, repeats=seed % 2 == 0)
         for fanouts in ([3], [5, 3, 2], [-1], [2, -1, 1], [1, 1, 1, 1], [100, 60], [2, 0, 2], [0]):
@@ -154,12 +156,12 @@ def test_parts_draw_the_batches_of_the_plain_sampler(draws, budget):
 
 @BOTH_MAPS
 @EVERY_OPTION
-def test_parts_draw_the_batches_of_the_typed_sampler(options, budget):
-    for seed in range(3):
-        data = homogeneous_data(seed)
-        for fanouts, repeats in itertools.product(([3, 2], [2, -1], [-1, 0, 2], [7, 50]), (False, True)):
-            seeds = {None: random_seeds(seed, 60, repeats)}
-            assert_parts_draw_the_same(data, seeds, fanouts, seed, budget, options)
+@pytest.mark.parametrize("seed", [0, *rare(1, 2)])
+def test_parts_draw_the_batches_of_the_typed_sampler(options, budget, seed):
+    data = homogeneous_data(seed)
+    for fanouts, repeats in itertools.product(([3, 2], [2, -1], [-1, 0, 2], [7, 50]), (False, True)):
+        seeds = {None: random_seeds(seed, 60, repeats)}
+        assert_parts_draw_the_same(data, seeds, fanouts, seed, budget, options)
 
 
 @BOTH_MAPS
@@ -171,7 +173,7 @@ def test_parts_draw_batches_of_several_types(options, budget):
         (mixed, [2, 3]), enumerate([["paper"], ["author", "paper"], ["venue", "author"]])
     ):
         seeds = {name: random_seeds(key, data[name].num_nodes, repeats=True) for name in names}
-        assert_parts_draw_the_same(data, seeds, fanouts, key, budget, options)
+        assert_parts_draw_the_same(data, seeds, fanouts, key, budget, options, cuts=1)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def _check_own_ids(rank: int, root: Path, options: dict[str, Any]) -> int:
 def test_ranks_translate_global_ids_to_ids_of_the_users_data(tmp_path, topology):
     data = featured(200, 1200, seed=2)
     salientpp.partition(data, 2, tmp_path / "parts", [4, 3], 8, refine=False, topology=topology)
-    for options in ({"depth": 1}, {"depth": 1, "logical_ranks": 4, "join_logical_ranks": True}):
+    for options in ({"depth": 1}, {"depth": 1, "logical_ranks": {"number": 4, "join": True}}):
         found = distributed.run(_check_own_ids, 2, tmp_path / "parts", options)
         assert min(found) > 100
 
@@ -114,7 +114,7 @@ def test_joined_batches_of_several_types_keep_the_seeds_of_their_trees(tmp_path)
         typed_data(), 1, tmp_path / "parts", TYPED_FANOUTS, 8, seeds=("paper", "train"), refine=False
     )
     samples: list[Any] = []
-    joined = {"logical_ranks": 2, "join_logical_ranks": True, "disjoint": True, "batch_size": 4}
+    joined = {"logical_ranks": {"number": 2, "join": True}, "disjoint": True, "batch_size": 4}
     keep = {"transform_sampler_output": lambda sample: samples.append(sample) or sample}
     batches = list(NeighborLoader(part, TYPED_FANOUTS, ("paper", "train"), **joined, **keep))
     for batch, sample in zip(batches, samples, strict=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
 from typing import Any
 
 import distributed
@@ -319,13 +320,13 @@ def test_a_batch_has_fewer_vertices():
 def test_a_loader_draws_as_its_sampler_and_pygs_loader_takes_it():
     data = random_data(500, 4000)
     options = dict(batch_size=16, seed=3)
-    loader = NeighborLoader(data, [4, 3], data.train_mask, shared_draws="batch", draw_block=2, **options)
+    loader = NeighborLoader(data, [4, 3], data.train_mask, shared_draws={"vertices": "batch", "block": 2}, **options)
     one = NeighborSampler(data, [4, 3], shared_draws="batch")
     seeds = data.train_mask.nonzero().flatten()
     for index, (batch, ids) in enumerate(zip(loader, seeds.split(16), strict=True)):
         mfg = one.sample_from_nodes(NodeSamplerInput(None, ids), batch_keys(3, 0, 0, index, 2).draws)
         assert torch.equal(batch.n_id, mfg.node) and torch.equal(batch.e_id, mfg.edge)
-    given = NeighborLoader(data, [9], data.train_mask, neighbor_sampler=one, draw_block=2, **options)
+    given = NeighborLoader(data, [9], data.train_mask, neighbor_sampler=one, shared_draws={"block": 2}, **options)
     next(iter(given))
     assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(given, loader, strict=True))  # batches of the second epoch
     assert sum(1 for _ in PyGLoader(data, [4, 3], data.train_mask, neighbor_sampler=one, batch_size=16)) > 0
@@ -344,7 +345,7 @@ def lists_drawn(batch: Data, num_hops: int) -> dict[tuple[int, int], list[int]]:
 def test_batches_of_a_block_draw_alike_and_others_do_not(shared):
     data = random_data(300, 6000)
     options = dict(batch_size=10, shuffle=True, seed=3, uneven="exact")
-    loader = NeighborLoader(data, [4, 3], data.train_mask, shared_draws=shared, draw_block=3, **options)
+    loader = NeighborLoader(data, [4, 3], data.train_mask, shared_draws={"vertices": shared, "block": 3}, **options)
     for _ in range(2):
         batches = [lists_drawn(batch, 2) for batch in loader]
         assert len(batches) % 3 and len(batches) > 6  # the last block is shorter
@@ -373,7 +374,7 @@ def test_each_batch_of_a_block_has_its_own_negative_examples():
     options = dict(edge_label_index=data.edge_index[:, :60], neg_sampling="binary", batch_size=10, seed=3)
     for shared in (None, "batch"):
         base = list(LinkNeighborLoader(data, [3], **options))
-        block = list(LinkNeighborLoader(data, [3], shared_draws=shared, draw_block=6, **options))
+        block = list(LinkNeighborLoader(data, [3], shared_draws={"vertices": shared, "block": 6}, **options))
         ends = [[batch.n_id[batch.edge_label_index].tolist() for batch in batches] for batches in (base, block)]
         assert ends[0] == ends[1]
         assert ends[1][0][0][10:] != ends[1][1][0][10:]
@@ -388,8 +389,12 @@ def test_a_saved_state_records_how_draws_are_shared():
     def loader(**options: Any) -> NeighborLoader:
         return NeighborLoader(data, [3, 2], data.train_mask, batch_size=8, shuffle=True, seed=3, **options)
 
-    assert not {"shared_draws", "draw_block"} & loader().state_dict()["fingerprint"].keys()
-    for options in ({"shared_draws": "batch"}, {"draw_block": 4}, {"shared_draws": "batch", "draw_block": 4}):
+    assert not {"shared_draws", "shared_draws['block']"} & loader().state_dict()["fingerprint"].keys()
+    for options in (
+        {"shared_draws": "batch"},
+        {"shared_draws": {"block": 4}},
+        {"shared_draws": {"vertices": "batch", "block": 4}},
+    ):
         first = loader(**options)
         batches = iter(first)
         next(batches)
@@ -417,9 +422,16 @@ def test_impossible_options_are_refused():
     refused(r"shared_draws='batch' excludes replace=True.*leave one of them out", shared_draws="batch", replace=True)
     refused(r"shared_draws='batch' excludes weight_attr.*leave one", shared_draws="batch", weight_attr="weight")
     for block in (0, -3, 1.5, "64", None):
-        refused(r"draw_block must be an integer >= 1 \(batches that draw alike\)", draw_block=block)
+        refused(
+            r"shared_draws\['block'\] must be an integer >= 1 \(batches that draw alike\)",
+            shared_draws={"block": block},
+        )
     other = PyGLoader(random_data(60, 300), [2]).node_sampler
-    refused(r"draw_block applies only to draws by this package's sampler", draw_block=2, neighbor_sampler=other)
+    refused(
+        r"shared_draws\['block'\] applies only to draws by this package's sampler",
+        shared_draws={"block": 2},
+        neighbor_sampler=other,
+    )
     sampler = NeighborSampler(random_data(60, 300), [2], shared_draws="batch")
     sampler.replace = True  # set after construction
     with pytest.raises(ValueError, match="excludes replace=True"):
@@ -440,9 +452,9 @@ def test_the_operators_refuse_impossible_options():
 
 SHARED = [
     {"shared_draws": "batch"},
-    {"shared_draws": "batch", "draw_block": 3},
-    {"draw_block": 3},
-    {"shared_draws": "batch", "draw_block": 2, "disjoint": True},
+    {"shared_draws": {"vertices": "batch", "block": 3}},
+    {"shared_draws": {"block": 3}},
+    {"shared_draws": {"vertices": "batch", "block": 2}, "disjoint": True},
     {"shared_draws": "batch", "time_attr": "time"},
 ]
 
@@ -453,7 +465,9 @@ def check_ranks(rank: int, root: str) -> None:
     fanouts: Any = TYPED_FANOUTS if part.is_hetero else FANOUTS
     nodes = ("paper", "train") if part.is_hetero else "train"
     for options in SHARED:
-        one = NeighborSampler(data, fanouts, **{name: value for name, value in options.items() if name != "draw_block"})
+        draws = options.get("shared_draws")
+        draws = draws.get("vertices") if isinstance(draws, dict) else draws
+        one = NeighborSampler(data, fanouts, **{**options, "shared_draws": draws})
         for alpha in (0.0, 0.3):
             loader = NeighborLoader(
                 part, fanouts, nodes, batch_size=8, shuffle=True, seed=3, uneven="exact", replication_factor=alpha, **options
@@ -463,12 +477,18 @@ def check_ranks(rank: int, root: str) -> None:
         return
     one = NeighborSampler(data, fanouts, shared_draws="batch")
     links = LinkNeighborLoader(
-        part, fanouts, batch_size=32, shuffle=True, seed=3, neg_sampling="binary", shared_draws="batch", draw_block=4
+        part,
+        fanouts,
+        batch_size=32,
+        shuffle=True,
+        seed=3,
+        neg_sampling="binary",
+        shared_draws={"vertices": "batch", "block": 4},
     )
     check_batches(links, one, data, "sample_from_edges", neg_sampling=links.neg_sampling)
-    for name, mine, other in (("shared_draws", "batch", None), ("draw_block", 2, 1)):
-        with pytest.raises(ValueError, match=f"all ranks must have the same {name}"):
-            NeighborLoader(part, fanouts, nodes, batch_size=8, **{name: mine if rank == 0 else other})
+    for name, mine in (("shared_draws", "batch"), ("shared_draws['block']", {"block": 2})):
+        with pytest.raises(ValueError, match=re.escape(f"all ranks must have the same {name}")):
+            NeighborLoader(part, fanouts, nodes, batch_size=8, shared_draws=mine if rank == 0 else None)
 
 
 @pytest.mark.parametrize("kind", ["one type", "types"])

@@ -23,7 +23,7 @@ from tests.simulated_device.scenarios import WIDTH, Comparison, N
 RANK_SCENARIOS: dict[str, tuple[dict[str, Any], bool]] = {
     "cache": ({"replication_factor": 0.3, "device_rows": 0.3, "depth": 10}, False),
     "cache on the device, zero copy": (
-        {"replication_factor": 0.3, "device_cache": 0.1, "zero_copy": True, "depth": 4}, False,
+        {"replication_factor": 0.3, "device_rows": {"cache": 0.1, "zero_copy": True}, "depth": 4}, False,
     ),
     "lookahead": ({"replication_factor": 0.3, "lookahead": 2, "depth": 4, "num_workers": 1}, False),
     "sums": ({"partial_aggregation": "sum", "device_rows": 0.3, "depth": 4}, False),

@@ -128,7 +128,7 @@ def sampling_on_the_device(folder: Path) -> Callable[[int], None]:
     """The device draws the neighbours, in three threads."""
     part = _part(folder)
     comparison = Comparison(_loader(part))
-    options = {"sample_on": "device", "num_workers": 3, "depth": 4, "device_rows": 0.3}
+    options = {"neighbor_sampler": "device", "num_workers": 3, "depth": 4, "device_rows": 0.3}
 
     def run(number: int) -> None:
         seed(number)
@@ -441,7 +441,7 @@ SCENARIOS: dict[str, Scenario] = {
     "depth 1": with_options(depth=1, device_rows=0.3),
     "all rows on the device": with_options(device_rows=1.0),
     "no rows on the device": with_options(depth=4),
-    "zero copy": with_options(zero_copy=True),
+    "zero copy": with_options(device_rows={"zero_copy": True}),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
     "static buffers": with_options(depth=4, device_rows=0.3, pad={"static": True}),
     "samples": samples(free_memory=2**40),
@@ -453,7 +453,7 @@ SCENARIOS: dict[str, Scenario] = {
     "tables": tables,
     "side stream": side_stream,
     "the loader ends first": loader_ends_first(device_rows=1.0, depth=1),
-    "the loader ends first, zero copy": loader_ends_first(zero_copy=True, depth=1),
+    "the loader ends first, zero copy": loader_ends_first(device_rows={"zero_copy": True}, depth=1),
     "early exit": early_exit,
     "transform": transform,
     "training": training(trims=False),

@@ -6,6 +6,7 @@ Without a GPU, the kernel runs in Triton's interpreter. It is also compiled for 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import numpy as np
@@ -38,19 +39,19 @@ def interpreted():
 # --- the kernel -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_come_from_the_concatenated_sources(interpreted, dtype, shape, index_dtype):
+def test_rows_come_from_the_concatenated_sources(interpreted, dtype, shape):
     generator = np.random.default_rng(0)
-    for sizes in [(5, 3, 4, 0, 9), (0, 0, 7), (6,), (1, 0, 0, 0, 1)]:
+    for number, sizes in enumerate([(5, 3, 4, 0, 9), (0, 0, 7), (6,), (1, 0, 0, 0, 1)], DTYPES.index(dtype)):
         sources = [random_rows(generator, size, shape, dtype) for size in sizes]
+        index_dtype = (torch.int32, torch.int64)[number % 2]
         index = torch.from_numpy(generator.integers(0, sum(sizes), size=57)).to(index_dtype)
         want = torch.cat(sources)[index.long()]
         for function in (assemble_rows, run_kernel) if want.numel() else (assemble_rows,):
             out = random_rows(generator, 57, shape, dtype)
             function(sources, index, out)
-            assert torch.equal(out, want), function.__name__
+            assert torch.equal(out, want), (function.__name__, index_dtype)
 
 
 def test_more_tensors_than_the_kernel_takes_are_refused():
@@ -111,19 +112,17 @@ def random_tiers(
     return tiers, n_id
 
 
-@pytest.mark.parametrize("kernel", ["kernel", "torch"])
-@pytest.mark.parametrize("cache_share", [0, 0.4, 1])
 @pytest.mark.parametrize("zero_copy", [False, True])
 @FRACTIONS
-def test_a_recipe_puts_every_row_in_its_place(
-    interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel
-):
-    if kernel == "kernel":
-        monkeypatch.setattr(
-            fetch, "assemble_rows", lambda tensors, index, out: run_kernel(tensors, index, out) if out.numel() else None
-        )
+def test_a_recipe_puts_every_row_in_its_place(interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy):
+    by_torch = fetch.assemble_rows
+
+    def by_kernel(tensors, index, out):
+        return run_kernel(tensors, index, out) if out.numel() else None
+
     way = Packed(CPU)
-    for seed in range(4):
+    for cache_share, seed in itertools.product([0, 0.4, 1] if cache_fraction else [0], range(4)):
+        monkeypatch.setattr(fetch, "assemble_rows", (by_kernel, by_torch)[seed % 2])
         tiers, n_id = random_tiers(seed, gpu_fraction, cache_fraction, zero_copy, cache_share)
         places = tiers.look_up(n_id)
         recipe = way.plan(tiers, places)

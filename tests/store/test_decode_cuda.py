@@ -100,7 +100,7 @@ def test_decoding_equals_assembling_and_then_decoding_with_torch(format):
 def test_batches_with_narrow_rows_on_the_device_equal_those_on_the_cpu(tmp_path, dtype, sent):
     data = random_data(200, 1200)
     data.x, data.z = torch.randn(200, 100).to(dtype), torch.randn(200, 2, 9)
-    formats = {"x": "int4/16", "z": "fp8"}
+    formats = {"x": "int4/16", "z": "int8"}
     store_as = None if sent else formats
     part = salientpp.partition(data, 1, tmp_path / "d", [4, 3], 16, method="random", store_as=store_as)
     common = {"batch_size": 16, "shuffle": True, "seed": 3, "columns": ("x", "z")}
@@ -109,6 +109,10 @@ def test_batches_with_narrow_rows_on_the_device_equal_those_on_the_cpu(tmp_path,
     want = list(NeighborLoader(part, [4, 3], "train", **common))
     for device_rows in (0, 0.3, 1.0):
         for zero_copy, num_workers, depth in [(False, 0, 1), (False, 2, 10), (True, 2, 10)]:
-            options = {"device_rows": device_rows, "zero_copy": zero_copy, "num_workers": num_workers, "depth": depth}
+            options = {
+                "device_rows": {"part": device_rows, "zero_copy": zero_copy},
+                "num_workers": num_workers,
+                "depth": depth,
+            }
             loader = NeighborLoader(part, [4, 3], "train", device=CUDA, **options, **common)
             assert_same_batches([batch.to("cpu") for batch in loader], want)

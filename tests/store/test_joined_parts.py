@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from graphs import random_data
 from one_process import TYPED_FANOUTS, typed_data
+from rare import rare
 
 import salientpp
 from salientpp import NeighborLoader
@@ -216,7 +217,7 @@ def test_caches_and_tiers_change_no_batch_and_counts_match_the_analysis(root, wo
     assert [each["remote"] for each in bare] == counted[0.0]
     for options in (
         {"replication_factor": 0.3, "depth": 1},
-        {"replication_factor": 0.3, "device_rows": 0.25, "zero_copy": True},
+        {"replication_factor": 0.3, "device_rows": {"part": 0.25, "zero_copy": True}},
     ):
         cached = distributed.run(_with_options, world, str(root), options)
         assert [each["batches"] for each in cached] == [each["batches"] for each in bare]
@@ -247,7 +248,7 @@ def _train(rank: int, root: str, epochs: int, ranks_per_host: int = 1) -> float:
     part, world = salientpp.load(root), dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
     hosts = {"ranks_per_host": ranks_per_host, "replication_factor": 0.1}
     train = NeighborLoader(part, [4], "train", batch_size=48 // world, shuffle=True, seed=1, **hosts)
     for _ in range(epochs):
@@ -274,7 +275,7 @@ def _train(rank: int, root: str, epochs: int, ranks_per_host: int = 1) -> float:
     return float(right[0] / right[1])
 
 
-@pytest.mark.parametrize(("num_parts", "world", "ranks_per_host"), [(4, 2, 1), (8, 3, 1), (4, 4, 2), (8, 8, 4)])
+@pytest.mark.parametrize(("num_parts", "world", "ranks_per_host"), [(8, 3, 1), (4, 4, 2), *rare((4, 2, 1), (8, 8, 4))])
 def test_any_placement_trains_to_the_same_accuracy(tmp_path, num_parts, world, ranks_per_host):
     data = random_data(800, 8000, seed=3)
     generator = torch.Generator().manual_seed(0)
@@ -285,8 +286,8 @@ def test_any_placement_trains_to_the_same_accuracy(tmp_path, num_parts, world, r
     draw = torch.rand(800, generator=generator)
     data.train_mask, data.val_mask, data.test_mask = draw < 0.5, (draw >= 0.5) & (draw < 0.6), draw >= 0.6
     salientpp.partition(data, num_parts, tmp_path / "d", [4], 16)
-    one = distributed.run(_train, 1, str(tmp_path / "d"), 15)[0]
-    accuracies = distributed.run(_train, world, str(tmp_path / "d"), 15, ranks_per_host)
+    one = distributed.run(_train, 1, str(tmp_path / "d"), 6)[0]
+    accuracies = distributed.run(_train, world, str(tmp_path / "d"), 6, ranks_per_host)
     assert len(set(accuracies)) == 1 and one > 0.7  # chance is 0.25
     # The standard error of a share of some 320 vertices is at most 0.028.
     assert abs(accuracies[0] - one) < 0.06

@@ -61,16 +61,6 @@ def test_16_bit_floats_are_rounded_as_by_torch():
         assert same_bits(narrow.decode(of.view(-1, 2).view(torch.uint8)), of.view(-1, 2).float())
 
 
-def test_8_bit_floats_are_rounded_as_by_torch():
-    values = torch.cat([torch.linspace(-448, 448, 70_001), torch.logspace(-12, 8.8, 30_000, base=2.0)])
-    values = torch.cat([values, torch.tensor([2.0**-10, 3 * 2.0**-10, 2.0**-6, 2.0**-6 - 2.0**-10])])
-    # The value 448 in each row makes the scale 1.
-    rows = torch.stack([torch.full_like(values, 448.0), values], dim=1)
-    narrow = Narrow("fp8", torch.float32, (2,))
-    decoded = narrow.decode(narrow.encode(rows))
-    assert torch.equal(decoded, rows.to(torch.float8_e4m3fn).float())
-
-
 def test_encoded_bytes_are_the_same_on_every_processor():
     numbers = torch.arange(50 * 37, dtype=torch.int64) * 2_654_435_761 % 2**32
     rows = (numbers.double() / 2**31 - 1).float().view(50, 37) * torch.arange(1, 51).view(50, 1)
@@ -81,7 +71,7 @@ def test_encoded_bytes_are_the_same_on_every_processor():
     assert words == GOLDEN
 
 
-GOLDEN = "25882f5ba91e9ab0beab1a99d0dfb0483813ecfe6e7466eeefbc0082b68033d5"
+GOLDEN = "25882f5ba91e9ab0d0dfb0483813ecfe6e7466eeefbc0082b68033d5"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -94,9 +84,6 @@ def test_an_error_is_never_larger_than_the_format_promises(format):
         tiny = rows.abs().amax(dim=1, keepdim=True) * 2.0**-22  # rounding of 32-bit floats
         if kind in ("fp16", "bf16"):
             bound = rows.abs() * (2.0**-11 if kind == "fp16" else 2.0**-8) + 2.0**-25
-        elif kind == "fp8":
-            largest = rows.abs().amax(dim=1, keepdim=True)
-            bound = torch.maximum(rows.abs() / 16, largest / 448 * 2.0**-10) + tiny
         else:
             blocks = rows.view(40, -1, int(block or 64))
             step = (blocks.amax(dim=2) - blocks.amin(dim=2)) / (255 if kind == "int8" else 15)
@@ -110,11 +97,9 @@ def test_constant_rows_and_zeros_are_exact(format):
     rows = torch.tensor([0.0, -0.0, 1.0, -3.0, 1e-29, 3e38, -3e38]).repeat_interleave(9).view(7, 9)
     narrow = Narrow(format, torch.float32, (9,))
     decoded = narrow.decode(narrow.encode(rows))
-    assert torch.allclose(decoded, rows, rtol=2.0**-22, atol=0.0)
-    if format != "fp8":
-        assert torch.equal(decoded, rows)
-        zeros = torch.tensor([[0.0, 5.0, 0.0, 1.3, 0.7, 0.0, 0.0, 2.0, 0.0]])
-        assert torch.equal(narrow.decode(narrow.encode(zeros)) == 0, zeros == 0)
+    assert torch.equal(decoded, rows)
+    zeros = torch.tensor([[0.0, 5.0, 0.0, 1.3, 0.7, 0.0, 0.0, 2.0, 0.0]])
+    assert torch.equal(narrow.decode(narrow.encode(zeros)) == 0, zeros == 0)
 
 
 def test_values_that_are_not_finite_are_never_decoded_as_numbers():
@@ -208,7 +193,7 @@ def test_the_kernels_are_right_if_threads_share_the_work(width):
 
 def test_a_row_takes_the_documented_number_of_bytes():
     found = {format: Narrow(format, torch.float32, (128,)).row_bytes for format in FORMATS}
-    assert found == {"fp16": 256, "bf16": 256, "fp8": 132, "int8": 136, "int8/16": 192, "int4": 72, "int4/2": 576, "int4/32": 96}  # fmt: skip
+    assert found == {"fp16": 256, "bf16": 256, "int8": 136, "int8/16": 192, "int4": 72, "int4/2": 576, "int4/32": 96}  # fmt: skip
     assert Narrow("int4", torch.float32, (3, 3)).row_bytes == 8 + 5 + 3
     assert all(Narrow(format, torch.float32, (37,)).row_bytes % 4 == 0 for format in FORMATS)
 
@@ -239,21 +224,21 @@ ONE = torch.tensor([0])
 @pytest.mark.parametrize(
     "call, text",
     [
-        (lambda: ops.encode_rows(ROWS.int(), ONE, BYTES, None, 3, 0), "source must have dtype float32, float64, float16 or bfloat16, got Int"),
-        (lambda: ops.encode_rows(ROWS, ONE, BYTES[:, :8].contiguous(), None, 3, 0), "out must have rows of 16 bytes, got 8"),
-        (lambda: ops.encode_rows(ROWS, ONE, ROWS, None, 3, 0), "out must hold encoded rows, uint8 with 2 dimensions, got Float with 2"),
-        (lambda: ops.encode_rows(ROWS, ONE + 4, BYTES, None, 3, 0), r"source_index\[0\] must be in \[0, 4\), got 4"),
-        (lambda: ops.encode_rows(ROWS, ONE, BYTES, ONE - 1, 3, 0), r"out_index\[0\] must be in \[0, 4\), got -1"),
-        (lambda: ops.encode_rows(ROWS, torch.zeros(5, dtype=torch.int64), BYTES, None, 3, 0), "out must have at least 5 rows, got 4"),
-        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 5, 0), r"format must be in \[0, 5\), got 5"),
-        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 3, 3), "block must be even and >= 0, got 3"),
+        (lambda: ops.encode_rows(ROWS.int(), ONE, BYTES, None, 2, 0), "source must have dtype float32, float64, float16 or bfloat16, got Int"),
+        (lambda: ops.encode_rows(ROWS, ONE, BYTES[:, :8].contiguous(), None, 2, 0), "out must have rows of 16 bytes, got 8"),
+        (lambda: ops.encode_rows(ROWS, ONE, ROWS, None, 2, 0), "out must hold encoded rows, uint8 with 2 dimensions, got Float with 2"),
+        (lambda: ops.encode_rows(ROWS, ONE + 4, BYTES, None, 2, 0), r"source_index\[0\] must be in \[0, 4\), got 4"),
+        (lambda: ops.encode_rows(ROWS, ONE, BYTES, ONE - 1, 2, 0), r"out_index\[0\] must be in \[0, 4\), got -1"),
+        (lambda: ops.encode_rows(ROWS, torch.zeros(5, dtype=torch.int64), BYTES, None, 2, 0), "out must have at least 5 rows, got 4"),
+        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 4, 0), r"format must be in \[0, 4\), got 4"),
+        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 2, 3), "block must be even and >= 0, got 3"),
         (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 0, 2), "block is only for integer formats, got 2 with format 0"),
-        (lambda: ops.encode_rows(ROWS.T, ONE, BYTES, None, 4, 0), "out must have rows of 12 bytes, got 16"),
-        (lambda: ops.decode_rows(BYTES, ONE, torch.zeros(4, 5), None, 2, 0), "source must have rows of 12 bytes, got 16"),
-        (lambda: ops.decode_rows(BYTES, ONE, ROWS.long(), None, 3, 0), "out must have dtype float32, float64, float16 or bfloat16, got Long"),
-        (lambda: ops.decode_rows(BYTES.T.contiguous().T, ONE, ROWS, None, 3, 0), "source and out must be contiguous"),
-        (lambda: ops.round_rows(ROWS, ONE, ROWS.double(), None, 3, 0), "rows of the same size, expected Float of 6, got Double of 6"),
-        (lambda: ops.round_rows(ROWS, ONE, ROWS, None, 3, 0), "out must not overlap source in memory"),
+        (lambda: ops.encode_rows(ROWS.T, ONE, BYTES, None, 3, 0), "out must have rows of 12 bytes, got 16"),
+        (lambda: ops.decode_rows(BYTES, ONE, torch.zeros(4, 5), None, 3, 0), "source must have rows of 12 bytes, got 16"),
+        (lambda: ops.decode_rows(BYTES, ONE, ROWS.long(), None, 2, 0), "out must have dtype float32, float64, float16 or bfloat16, got Long"),
+        (lambda: ops.decode_rows(BYTES.T.contiguous().T, ONE, ROWS, None, 2, 0), "source and out must be contiguous"),
+        (lambda: ops.round_rows(ROWS, ONE, ROWS.double(), None, 2, 0), "rows of the same size, expected Float of 6, got Double of 6"),
+        (lambda: ops.round_rows(ROWS, ONE, ROWS, None, 2, 0), "out must not overlap source in memory"),
     ],
 )  # fmt: skip
 def test_the_kernels_refuse_wrong_arguments(call, text):
@@ -282,7 +267,7 @@ def test_formats_are_given_by_name_or_by_type_and_name():
         ({"x": "int7"}, ValueError, r"store_as\['x'\]: a format must be one of 'fp16', .* got 'int7'"),
         ({"x": None}, ValueError, "got None"),
         ({"x": "int8/3"}, ValueError, "with an even block size as in 'int4/32', got 'int8/3'"),
-        ({"x": "fp8/2"}, ValueError, "got 'fp8/2'"),
+        ({"x": "fp8"}, ValueError, "got 'fp8'"),
         ({"x": "int8/"}, ValueError, "got 'int8/'"),
         ({"x": "int8/99999999"}, ValueError, "got 'int8/99999999'"),
         ({"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8, which takes float32, float64, .*; leave them as they are"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 import torch
 from graphs import random_data
 from one_process import TYPED_FANOUTS, typed_data
+from rare import rare
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.analysis.analyze import Ways, analyze
-from salientpp.analysis.batches import Batches
-from salientpp.cli import main
 from salientpp.store.narrow import Narrow
 from salientpp.testing.comparison import compare
 
@@ -52,8 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
     "trees": {"disjoint": True, "num_workers": 1},
     "weights": {"weight_attr": "weight", "depth": 1},
     "induced": {"subgraph_type": "induced"},
-    "copied lists": {"topology_cache": 30_000, "num_neighbors": [3, 2, 2]},
-    "joined logical ranks": {"logical_ranks": 4, "join_logical_ranks": True},
+    "three hops": {"num_neighbors": [3, 2, 2]},
+    "joined logical ranks": {"logical_ranks": {"number": 4, "join": True}},
     "rows too": {"send_as": {**SENT, "x": "bf16"}, "replication_factor": 0.2},
 }
 
@@ -82,7 +79,7 @@ def epochs(rank: int, root: Path, names: list[str]) -> dict[str, list[str]]:
         given |= CASES[name]
         rows = {key: value for key, value in given["send_as"].items() if key == "x"} or None
         ours = NeighborLoader(salientpp.load(root / "parts"), **given)
-        want = NeighborLoader(salientpp.load(root / "whole"), **{**given, "send_as": rows, "topology_cache": 0})
+        want = NeighborLoader(salientpp.load(root / "whole"), **{**given, "send_as": rows})
         exact = NeighborLoader(salientpp.load(root / "parts"), **{**given, "send_as": rows})
         expected = [rounded(batch, SENT) for batch in want]
         found[name] = compare(ours, expected)
@@ -92,15 +89,14 @@ def epochs(rank: int, root: Path, names: list[str]) -> dict[str, list[str]]:
         if salientpp.load(root / "parts").part_id is not None and sent[1] and not sent[0] < sent[1] * 0.6:
             found[name].append(f"{sent[0]} bytes of lists instead of {sent[1]}")
         for form in ("whole", "parts"):
-            options = {**given, "send_as": rows} | ({"topology_cache": 0} if form == "whole" else {})
-            stored = NeighborLoader(salientpp.load(root / f"stored {form}"), **options)
+            stored = NeighborLoader(salientpp.load(root / f"stored {form}"), **{**given, "send_as": rows})
             found[name] += [f"stored, {form}: {each}" for each in compare(stored, expected)]
             if form == "parts" and stored.stats().list_bytes_sent != sent[0]:
                 found[name].append(f"{stored.stats().list_bytes_sent} bytes of stored lists instead of {sent[0]}")
     return found
 
 
-@pytest.mark.parametrize("num_parts, world", [(2, 1), (2, 2), (4, 4), (4, 2)])
+@pytest.mark.parametrize("num_parts, world", [(2, 1), (2, 2), (4, 2), *rare((4, 4))])
 def test_edge_attributes_are_rounded_alike_on_every_rank_and_fewer_bytes_travel(tmp_path, num_parts, world):
     for form, store_as in itertools.product(("whole", "parts"), (None, SENT)):
         root = tmp_path / (f"stored {form}" if store_as else form)
@@ -134,62 +130,6 @@ def test_a_format_may_be_for_one_edge_type(tmp_path):
             several_types(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), topology=form, store_as=store_as
         )
     assert distributed.run(typed_epoch, 2, tmp_path) == [[]] * 2
-
-
-def sent(rank: int, root: Path, budget: int, send_as: dict[str, str] | None = SENT) -> tuple[int, int]:
-    loader = NeighborLoader(
-        salientpp.load(root),
-        FANOUTS,
-        "train",
-        batch_size=BATCH,
-        shuffle=True,
-        seed=4,
-        topology_cache=budget,
-        send_as=send_as,
-    )
-    for _ in loader:
-        pass
-    return loader.stats().list_bytes_sent, loader.stats().list_bytes_received
-
-
-def test_the_analysis_counts_the_bytes_that_a_run_sends(tmp_path, capsys):
-    salientpp.partition(one_type(), 2, tmp_path / "d", FANOUTS, BATCH, topology="parts", refine=False)
-    budgets = [0, 20_000]
-    batches = Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=1, seed=4)
-    ways = Ways(["vip"], [0], topology_cache=budgets, send_as=SENT)
-    for figures, budget in zip(analyze(salientpp.load(tmp_path / "d"), batches, ways).lists, budgets, strict=True):
-        found = distributed.run(sent, 2, tmp_path / "d", budget)
-        assert list(figures.bytes_sent_per_rank) == [bytes_sent for bytes_sent, _ in found]
-        assert list(figures.bytes_received_per_rank) == [received for _, received in found]
-    out = tmp_path / "a.json"
-    command = [
-        "analyze",
-        str(tmp_path / "d"),
-        "--num-neighbors",
-        "4,3",
-        "--batch-size",
-        str(BATCH),
-        "--epochs",
-        "1",
-        "--seed",
-        "4",
-        "--topology-cache",
-        "0",
-    ]
-    assert main([*command, "--send-as", "edge_attr=int8", "--send-as", "many=fp16", "--json", str(out)]) == 0
-    written = json.loads(out.read_text())
-    assert written["lists"][0]["list_bytes_per_epoch"] == sum(bytes_sent for bytes_sent, _ in distributed.run(sent, 2, tmp_path / "d", 0))  # fmt: skip
-
-
-def test_the_analysis_counts_the_bytes_of_stored_formats(tmp_path):
-    salientpp.partition(one_type(), 2, tmp_path / "d", FANOUTS, BATCH, topology="parts", refine=False, store_as=SENT)
-    budgets = [0, 20_000]
-    batches = Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=1, seed=4)
-    ways = Ways(["vip"], [0], topology_cache=budgets)
-    for figures, budget in zip(analyze(salientpp.load(tmp_path / "d"), batches, ways).lists, budgets, strict=True):
-        found = distributed.run(sent, 2, tmp_path / "d", budget, None)
-        assert list(figures.bytes_sent_per_rank) == [bytes_sent for bytes_sent, _ in found]
-        assert list(figures.bytes_received_per_rank) == [received for _, received in found]
 
 
 @pytest.mark.parametrize(

@@ -325,9 +325,9 @@ def test_rows_of_an_unknown_type_are_refused():
 def test_zero_copy_needs_rows_in_memory():
     with pytest.raises(
         ValueError,
-        match="zero_copy needs rows in memory, but the rows of x come from a custom row source; leave zero_copy out",
+        match=r"device_rows\['zero_copy'\] needs rows in memory, but the rows of x come from a custom row source; leave 'zero_copy' out",
     ):
-        NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, zero_copy=True, **OPTIONS)
+        NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, device_rows={"zero_copy": True}, **OPTIONS)
 
 
 def test_an_error_of_a_source_names_the_stage():

@@ -17,6 +17,8 @@ from torch_geometric.nn import GraphConv
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.fullgraph import local
 from salientpp.partitioning import numbering
@@ -179,7 +181,12 @@ def test_inference_uses_the_decoded_weights(tmp_path, form):
 
 def summed(rank: int, root: Path) -> int:
     """Compares weighted sums of remote rows with the same sums over a directory that stores the decoded weights exactly."""
-    given = {"batch_size": BATCH, "seed": 2, "shuffle": True, "partial_aggregation": "sum", "partial_weight": "weight"}
+    given = {
+        "batch_size": BATCH,
+        "seed": 2,
+        "shuffle": True,
+        "partial_aggregation": {"reduce": "sum", "weight": "weight"},
+    }
     loaders = [NeighborLoader(salientpp.load(root / name), FANOUTS, "train", **given) for name in ("narrow", "wide")]
     number = 0
     for ours, want in zip(*loaders, strict=True):
@@ -241,15 +248,25 @@ def test_the_command_stores_edge_attributes_narrower(tmp_path, capsys):
     assert "author writes paper far stored as int8: 24 bytes per row, not 64" in " ".join(capsys.readouterr().out.split())  # fmt: skip
     described = salientpp.load(tmp_path / "several").description
     assert [each.name for each in described.types if each.is_narrow] == [WRITES]
-    counted = ["--epochs", "1", "--topology-cache", "0", "--policies", "vip", "--json", str(tmp_path / "a.json")]
-    sent = []
-    for more in ([], ["--send-as", "paper,cites,paper:far=int8"]):
-        assert main(["analyze", str(tmp_path / "several"), *counted, *more]) == 0
-        sent.append(json.loads((tmp_path / "a.json").read_text())["lists"][0]["list_bytes_per_epoch"])
-    assert 0 < sent[1] < sent[0]
+    assert main(["analyze", str(tmp_path / "several"), "--send-as", "paper,cites,paper:far=int8"]) == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    known = "(('author', 'x'), ('paper', 'x'))"
+    assert f"send_as must name node attributes {known}, got (('paper', 'cites', 'paper'), 'far')" in refused
     wrong = ["--seeds", "paper:train", "--store-as", "author,likes,paper:far=int8"]
     assert main(["partition", f"pyg:{tmp_path / 'several.pt'}", str(tmp_path / "wrong"), *common, *wrong]) == 2
     assert "got (('author', 'likes', 'paper'), 'far')" in capsys.readouterr().err
+
+
+def test_the_analysis_reads_a_name_that_vertices_share_with_edges(tmp_path):
+    data = several_types()
+    data[WRITES].x = torch.rand(data[WRITES].num_edges, 16)
+    given = {"topology": "parts", "seeds": ("paper", "train")}
+    part = salientpp.partition(data, 2, tmp_path / "d", TYPED_FANOUTS, 8, **given)
+    batches = Batches(num_neighbors=TYPED_FANOUTS, batch_size=8, seeds=("paper", "train"), epochs=1)
+    wide, narrow = (
+        analyze(part, batches, Ways(["vip"], [0], send_as=send_as)).row_bytes for send_as in (None, {"x": "fp16"})
+    )
+    assert {name: 2 * number for name, number in narrow.items()} == wide and any(wide.values())
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

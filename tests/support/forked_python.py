@@ -56,6 +56,7 @@ def _start() -> tuple:
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     paths = filter(None, [str(here.parents[1]), os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    read, write = os.pipe()  # never read. Unlike /dev/null it cannot seek, and the stdout of most forks cannot either.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
         listener.listen(64)
@@ -63,9 +64,11 @@ def _start() -> tuple:
             [sys.executable, __file__, str(listener.fileno())],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=write,
             pass_fds=[listener.fileno()],
         )
+    os.close(read)
+    os.close(write)
     return folder, server
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-FORMATS = ["fp16", "bf16", "fp8", "int8", "int8/16", "int4", "int4/2", "int4/32"]
+FORMATS = ["fp16", "bf16", "int8", "int8/16", "int4", "int4/2", "int4/32"]
 
 
 def rows_of(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -386,17 +386,17 @@ CASES = {
         lambda: (FILE.fileno(), 0, 0, NONE, torch.zeros((0, 3), dtype=torch.uint8), None, 0, 1),
     ],
     "encode_rows": [
-        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 12, dtype=torch.uint8), None, 3, 0),
-        lambda: (torch.rand(4, 2, 3).double(), long(3), torch.zeros(5, 12, dtype=torch.uint8), long(4), 2, 0),
-        lambda: (torch.rand(0, 5), NONE, torch.zeros(0, 28, dtype=torch.uint8), None, 4, 2),
+        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 12, dtype=torch.uint8), None, 2, 0),
+        lambda: (torch.rand(4, 2, 3).double(), long(3), torch.zeros(5, 12, dtype=torch.uint8), long(4), 3, 0),
+        lambda: (torch.rand(0, 5), NONE, torch.zeros(0, 28, dtype=torch.uint8), None, 3, 2),
     ],
     "decode_rows": [
-        lambda: (torch.zeros(2, 12, dtype=torch.uint8), ints(1, 0), torch.rand(2, 3), None, 3, 0),
+        lambda: (torch.zeros(2, 12, dtype=torch.uint8), ints(1, 0), torch.rand(2, 3), None, 2, 0),
         lambda: (torch.zeros(5, 12, dtype=torch.uint8), long(4), torch.rand(4, 2, 3).half(), long(3), 0, 0),
     ],
     "round_rows": [
-        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 3), None, 3, 0),
-        lambda: (torch.rand(4, 5).bfloat16(), long(3), torch.zeros(5, 5).bfloat16(), long(4), 4, 2),
+        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 3), None, 2, 0),
+        lambda: (torch.rand(4, 5).bfloat16(), long(3), torch.zeros(5, 5).bfloat16(), long(4), 3, 2),
     ],
     "plan_sums": [
         lambda: (long(2, 3, 4, 0, 3, 4), long(0, 0, 0, 0, 1, 1), long(1, 1, -1), 2, 2, 100, 4, 4),

@@ -6,7 +6,7 @@ it runs: ``<!-- docs-test: ... -->`` with these words, separated by ``; ``:
 * ``not run: REASON``
 * ``reading A as B`` replaces the text A, which must exist. An example of a user's size then runs on a small graph.
 * ``first COMMAND`` runs a command of salientpp before the block. The page assumes that the reader ran it.
-* ``on N ranks`` runs the block as a script under torchrun, in new processes.
+* ``on N ranks`` runs the block as a script in new processes, which have the variables of torchrun's ranks.
 * ``needs MODULE`` skips the page if the module is not installed.
 * ``is FILE`` writes the block to a file. A command of the page runs it.
 """

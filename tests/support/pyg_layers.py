@@ -159,3 +159,13 @@ CASES: dict[str, Case] = {
     "TransformerConv": Case(lambda i, o: pyg.TransformerConv(i, o // 2, heads=2, beta=True, edge_dim=D), edges=A),
     "WLConvContinuous": Case(lambda i, o: pyg.WLConvContinuous(), edges=W, keeps_width=True),
 }  # fmt: skip
+
+
+NAMES = sorted(CASES)
+
+
+def words_of(value: Any) -> str:
+    """Id of a test's parameter, which may be a list of layers."""
+    if isinstance(value, list):
+        return "all layers" if value == NAMES else f"{value[0]} and others"
+    return str(value)

@@ -39,12 +39,6 @@ def narrow_row(row: np.ndarray, format: str) -> bytes:
         bits = [int(bits) for bits in row.view(np.uint32)]
         # Rounds to the nearest value of the upper 16 bits, ties to even.
         data = b"".join(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little") for bits in bits)
-    elif kind == "fp8":
-        largest = max([abs(value) for value in row], default=f(0))
-        scale, times = (largest / f(448), f(448) / largest) if largest >= f(1e-30) else (f(0), f(0))
-        sign = [0 if times == 0 else int(np.signbit(value)) << 7 for value in row]
-        codes = [_nearest8(float(abs(value * times))) for value in row]
-        data = f(scale).tobytes() + bytes(s | c for s, c in zip(sign, codes))
     else:
         levels, size = (255 if kind == "int8" else 15), int(block or 0) or max(1, len(row))
         header, codes = b"", []
@@ -62,15 +56,6 @@ def narrow_row(row: np.ndarray, format: str) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
-#: Values of 8-bit floats (e4m3) by code, without the sign.
-FLOAT8 = [(code % 8) * 2.0**-9 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in range(127)]
-
-
-def _nearest8(value: float) -> int:
-    """Code of the nearest value, ties to the even code."""
-    return min(range(127), key=lambda code: (abs(FLOAT8[code] - value), code % 2))
-
-
 def wide_row(data: bytes, num_columns: int, format: str) -> np.ndarray:
     """Decodes a row to float32 [D]."""
     f = np.float32
@@ -79,10 +64,6 @@ def wide_row(data: bytes, num_columns: int, format: str) -> np.ndarray:
         return np.frombuffer(data, np.float16)[:num_columns].astype(f)
     if kind == "bf16":
         return (np.frombuffer(data, np.uint16)[:num_columns].astype(np.uint32) << 16).view(f)
-    if kind == "fp8":
-        (scale,) = np.frombuffer(data[:4], f)
-        codes = data[4 : 4 + num_columns]
-        return np.array([f(FLOAT8[code & 127] * (-1 if code & 128 else 1)) * scale for code in codes], f)
     size = int(block or 0) or max(1, num_columns)
     num_blocks = max(1, -(-num_columns // size))
     steps, codes = np.frombuffer(data[: 8 * num_blocks], f).reshape(-1, 2), list(data[8 * num_blocks :])

@@ -21,7 +21,6 @@ from salientpp.vip.inclusion import (
     check_fanouts,
     draw_probability,
     draw_weights,
-    expansions,
     link_start,
     typed_inclusion_probabilities,
     typed_inclusion_probability,
@@ -676,24 +675,3 @@ def test_the_traffic_of_one_hop_is_draws_times_bytes():
         target = torch.repeat_interleave(torch.arange(relation.indptr.numel() - 1), relation.indptr.diff())
         p_0 = start["paper"](60)[target] if name[2] == "paper" else torch.zeros(target.numel(), dtype=torch.float64)
         torch.testing.assert_close(got, draw_probability(relation, 3, False) * p_0 * sizes[name[0]])
-
-
-# --- expansions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("replace", [False, True])
-def test_expansions_are_the_sum_of_the_frontiers_before_the_last_hop(replace):
-    graph = TypedGraph.from_data(random_hetero())
-    start = {"paper": torch.rand(60, generator=torch.Generator().manual_seed(2), dtype=torch.float64) / 2}
-    fanouts = [[3, 2, 1], [2, 2, 5], [1, -1, 2], [2, 1, 1]]
-    first = vip.start_of_types(graph, start)
-    hops, expanded, total = vip.TypedHops(graph, fanouts, replace), first, first
-    for hop in range(2):
-        expanded = [p * (1 - sum_q) for p, sum_q in zip(hops.reach(hop, expanded), total)]
-        total = [sum_q + q for sum_q, q in zip(total, expanded)]
-    found = expansions(graph, start, fanouts, replace=replace)
-    for type_, want in zip(graph.node_types, total):
-        assert_equal_to(found[type_], want.tolist(), 1e-6)
-    seeds_alone = expansions(graph, start, [per_hop[:1] for per_hop in fanouts])
-    assert torch.equal(seeds_alone["paper"], start["paper"].float()) and not seeds_alone["author"].any()
-    assert not any(of_type.any() for of_type in expansions(graph, start, [[]] * 4).values())

@@ -21,7 +21,7 @@ import salientpp
 from salientpp import Graph, NeighborLoader
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.inclusion import inclusion_probability
-from salientpp.vip.policies import POLICIES, Workload, cache_capacity, plan_cache, score
+from salientpp.vip.policies import POLICIES, Workload, cache_capacity, densest, plan_cache, score
 
 BOOK = PartitionBook(torch.tensor([0, 3, 6, 10]))
 
@@ -331,3 +331,22 @@ def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, devi
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), batch.n_id)
     assert loader.stats().rows_device == min(len(seeds), int(200 * device_rows))
+
+
+def test_a_row_that_does_not_fit_leaves_its_bytes_to_narrower_rows():
+    widths = {"a": 950, "b": 30, "c": 100}
+    scores = {
+        "a": torch.tensor([5000.0], dtype=torch.float64),
+        "b": torch.tensor([20.0, -1.0, 10.0], dtype=torch.float64),
+        "c": torch.tensor([1000.0, 2.0], dtype=torch.float64),
+    }
+    chosen = {type_: ids.tolist() for type_, ids in densest(scores, widths, 1000).items()}
+    assert chosen == {"a": [], "b": [0, 2], "c": [0, 1]}  # the wide row does not fit beside the densest one
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        widths = dict(zip("abcd", torch.randint(1, 300, (4,), generator=generator).tolist()))
+        scores = {type_: torch.rand(12, dtype=torch.float64, generator=generator) for type_ in widths}
+        chosen = {type_: ids.numel() for type_, ids in densest(scores, widths, 2000).items()}
+        left = 2000 - sum(widths[type_] * number for type_, number in chosen.items())
+        assert left >= 0
+        assert all(left < widths[type_] for type_, number in chosen.items() if number < 12), "no other row fits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 import torch
 from graphs import random_data
 from one_process import TYPED_FANOUTS, typed_data
+from rare import rare, some_of
 from shared_blocks import blocks_of, mapping
 
 import salientpp
@@ -41,9 +43,11 @@ HOSTS = {
     "uneven": (5, [2, 1, 2]),
     "one-host": (3, [3]),
     "3-ranks-of-8-parts": (8, [2, 1]),
-    "a-part-on-two-hosts": (2, [2, 2, 4]),
+    "a-part-on-two-hosts": (2, [2, 1, 3]),
 }
-EACH = pytest.mark.parametrize("hosts", HOSTS)
+#: The most ranks, or like another one in all but their number: rare tests.
+LIKE_OTHERS = ["2x4", "one-host"]
+EACH = pytest.mark.parametrize("hosts", [*(name for name in HOSTS if name not in LIKE_OTHERS), *rare(*LIKE_OTHERS)])
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +135,11 @@ def count(rank: int, root: str, hosts: list[int], alpha: float) -> int:
     return loader.stats().rows_remote
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25])
-@EACH
+SOME = [("2x2", 0.25), ("uneven", 0.0), ("3-ranks-of-8-parts", 0.25), ("a-part-on-two-hosts", 0.25), ("one-host", 0.0)]
+EVERY = [*itertools.product(HOSTS, (0.0, 0.25))]
+
+
+@pytest.mark.parametrize(("hosts", "alpha"), some_of(SOME, EVERY))
 def test_fetched_rows_equal_the_analysis(roots, hosts, alpha):
     num_parts, per_host = HOSTS[hosts]
     live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
@@ -167,7 +174,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
         paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
         cases = [
             (NeighborLoader, {**paper, "columns": ("x", "time")}),
-            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "device_cache": 200}),
+            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "device_rows": {"cache": 200}}),
             (NeighborLoader, {"input_nodes": ("author", "train"), "disjoint": True, "uneven": "exact"}),
             (LinkNeighborLoader, {**edges, "neg_sampling": "binary", "uneven": "exact"}),
         ]
@@ -178,7 +185,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
             (NeighborLoader, {**train, "disjoint": True, "num_workers": 2}),
             (NeighborLoader, {**train, "columns": ()}),
             (NeighborLoader, {**train, "uneven": "exact", "batch_size": 7, "replication_factor": 0.0}),
-            (LinkNeighborLoader, {"neg_sampling": "triplet"}),
+            (LinkNeighborLoader, {"neg_sampling": "triplet", "batch_size": 32}),
         ]
     number = 0
     for make, options in cases:
@@ -229,7 +236,7 @@ def compare_logical_ranks(rank: int, root: str, hosts: list[int], logical_ranks:
     part, number = salientpp.load(root), 0
     for options in (
         {"logical_ranks": logical_ranks},
-        {"logical_ranks": logical_ranks, "join_logical_ranks": True, "replication_factor": 0.2},
+        {"logical_ranks": {"number": logical_ranks, "join": True}, "replication_factor": 0.2},
     ):
         ours, theirs = (loader_of(part, given, **options) for given in (hosts, 1))
         begin, end = ours.engine.basis.source.books[None].range_of(ours.engine.basis.source.exchange.part_id)
@@ -242,7 +249,9 @@ def compare_logical_ranks(rank: int, root: str, hosts: list[int], logical_ranks:
     return number
 
 
-@pytest.mark.parametrize(("hosts", "logical_ranks"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
+@pytest.mark.parametrize(
+    ("hosts", "logical_ranks"), [("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4), *rare(("2x2", 8))]
+)
 def test_logical_ranks_are_independent_of_hosts(roots, hosts, logical_ranks):
     num_parts, per_host = HOSTS[hosts]
     assert min(distributed.run(compare_logical_ranks, sum(per_host), roots[num_parts], per_host, logical_ranks)) > 0
@@ -260,8 +269,11 @@ def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int]
     return loader.cache.members.ids.tolist(), scores
 
 
-@pytest.mark.parametrize("policy", ["vip", "vip-hop", "degree"])
-@pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts", "uneven"])
+PLANNED = [("uneven", "vip"), ("2x2", "vip-hop"), ("2x2-of-2-parts", "degree")]
+EVERY_PLANNED = [*itertools.product(("2x2", "2x2-of-2-parts", "uneven"), ("vip", "vip-hop", "degree"))]
+
+
+@pytest.mark.parametrize(("hosts", "policy"), some_of(PLANNED, EVERY_PLANNED))
 def test_a_hosts_cache_is_planned_for_all_of_its_ranks(roots, hosts, policy):
     num_parts, per_host = HOSTS[hosts]
     root = roots[num_parts]
@@ -392,28 +404,32 @@ def with_own_rows(rank: int, root: str, given: Any) -> Any:
         return str(error)
 
 
-def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
-    try:
-        loader_of(salientpp.load(root), given[rank % len(given)], **options[rank % len(options)])
-    except ValueError as error:
-        return str(error)
-    return "made"
+#: Values of ``ranks_per_host`` and options, by rank; and the error.
+WRONG: list[tuple[list[Any], list[dict], str]] = [
+    ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of 3, or pass a list"),
+    ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, got a sum of 3"),
+    ([0], [{}], r"ranks_per_host must be the number of ranks on each host .* got 0"),
+    ([2, 2, 2, "two"], [{}], r"ranks_per_host must be the number of ranks on each host .* got 'two'"),
+    ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
+    ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
-    [
-        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of 3, or pass a list"),
-        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, got a sum of 3"),
-        ([0], [{}], r"ranks_per_host must be the number of ranks on each host .* got 0"),
-        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be the number of ranks on each host .* got 'two'"),
-        ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
-        ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
-    ],
-)  # fmt: skip
-def test_hosts_that_are_wrong_are_refused_on_every_rank(roots, given, options, words):
-    for text in distributed.run(refused, 4, roots[4], given, options):
-        assert re.search(words, text), text
+def refused(rank: int, root: str) -> list[str]:
+    said = []
+    for given, options, _ in WRONG:
+        try:
+            loader_of(salientpp.load(root), given[rank % len(given)], **options[rank % len(options)])
+            said.append("made")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_hosts_that_are_wrong_are_refused_on_every_rank(roots):
+    for said in distributed.run(refused, 4, roots[4]):
+        for text, (*_, words) in zip(said, WRONG, strict=True):
+            assert re.search(words, text), text
 
 
 # --- memory, and ranks that die ---------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class StoredArray:
             try:
                 version = np.lib.format.read_magic(file)
                 if version not in ((1, 0), (2, 0)):
-                    raise ValueError(f"version {version} of the format is for arrays of records")
+                    raise ValueError(f"its format has version {version}, which only arrays of records need")
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, fortran, dtype = read(file)
             except OSError as error:
@@ -164,7 +164,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> Edges:
     for array in arrays if len(forms) == 2 else ():
         if array.shape == (2, 2):
             raise ValueError(
-                f"{array.name} [2, 2] may be [2, E] or [E, 2], because other files of the edges have either form; save all with one form"
+                f"{array.name} [2, 2] may be [2, E] or [E, 2], and the other files of edges have different forms; save all in one form"
             )
     are_wide = [array.shape[0] == 2 if array.shape != (2, 2) else forms != {False} for array in arrays]
     sizes = [array.shape[is_wide] for array, is_wide in zip(arrays, are_wide)]

@@ -60,7 +60,7 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
     if len(found) == 1 and (ends := found.pop()) is not None:
         return ends
     raise ValueError(
-        f"{where}: the columns ({', '.join(names) or 'none'}) leave open which are the sources of edges and which the targets; call them source and "
+        f"{where}: the columns ({', '.join(names) or 'none'}) do not say which holds the sources of edges and which the targets; call them source and "
         "target, or name them as in edges:FILES,source=NAME,target=NAME, if both hold ids of the same vertices. Two types of vertices need a folder for each: "
         "npy:DIR"
     )

@@ -22,11 +22,7 @@ DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
 }
-
-#: Names of formats in which infinity would become the largest number.
-_WITHOUT_INFINITY = ("fp8",)
 
 #: Number of copies of a piece that are in memory while the piece is read, converted, checked and written.
 _COPIES = 12
@@ -126,9 +122,7 @@ def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Te
         )
     most = torch.finfo(DTYPES[dtype]).max
     if most < torch.finfo(values.dtype).max:
-        lost = values.abs() > most
-        if dtype not in _WITHOUT_INFINITY:
-            lost &= values.isfinite()
+        lost = (values.abs() > most) & values.isfinite()
         if bool(lost.any()):
             raise ValueError(
                 f"{piece.where(first_row(lost))}: {name} cannot be stored as {dtype}, since {float(values[lost][0]):g} is too large; "

@@ -78,7 +78,7 @@ def convert(
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
             are in the source. In a folder of arrays, True gives a relation between two types an inverse relation, ``rev_RELATION``.
         deduplicate: store each pair of vertices once; the sources in a neighbour list then ascend.
-        dtype: maps names of attributes to fp64, fp32, fp16, bf16 or fp8; other attributes keep their dtype.
+        dtype: maps names of attributes to fp64, fp32, fp16 or bf16; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
         overwrite: replace a converted graph, or an unfinished conversion, in ``root``. It is refused if ``root`` holds files that no conversion wrote.
@@ -164,7 +164,11 @@ def write_converted(
 
 
 def _replaced(root: Path) -> set[str]:
-    """Returns the files of the complete conversion in a directory. ValueError if the directory is none, or holds other files too."""
+    """Returns the files that a new conversion replaces: those of the complete conversion in ``root``.
+
+    Raises:
+        ValueError: ``root`` is not a converted graph, or also holds files that no conversion wrote.
+    """
     listed = listed_files(root / MANIFEST, FORMAT)
     if listed is None:
         raise ValueError(f"{root} exists and is not a converted graph, so it is not replaced; choose another directory")

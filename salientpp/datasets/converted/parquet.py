@@ -151,7 +151,7 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
             # As an attribute of its own, a key does no harm if it is in the order of the rows.
             if key.is_one and not (is_table and key.ascends):
                 raise ValueError(
-                    f"{paths[0]}: column {name!r} has another integer in each row, as a key has; name it id if it holds the vertices of the rows. If it does "
+                    f"{paths[0]}: column {name!r} has a different integer in each row, like a key; name it id if it holds the vertices of the rows. If it does "
                     "not, add a column id, leave this one out, or cast it to floating point"
                 )
 
@@ -223,7 +223,7 @@ def _joined(path: Path, first: int, columns: Mapping[str, np.ndarray]) -> np.nda
     for name, values in columns.items():
         if values.shape != arrays[0].shape:
             raise ValueError(
-                f"{path}: columns {next(iter(columns))} and {name} must hold as many numbers in each row; leave one out, or use lists alone"
+                f"{path}: columns {next(iter(columns))} and {name} must hold equally many numbers in each row; leave one out, or use lists alone"
             )
         if dtype.kind == "f" and values.dtype.kind in "iu":
             most = 2 ** (np.finfo(dtype).nmant + 1)
@@ -260,9 +260,7 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
     if numbers.null_count:
         at = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
         row = at if lengths is None else at // int(lengths[0])
-        raise ValueError(
-            f"{path}, row {first + row}: column {name!r} has a list without a value at some place; fill it"
-        )
+        raise ValueError(f"{path}, row {first + row}: column {name!r} has a list in which a value is missing; fill it")
     values = numbers.to_numpy(zero_copy_only=False)
     return values if lengths is None else values.reshape(len(lengths), int(lengths[0]) if len(lengths) else -1)
 

@@ -1,4 +1,4 @@
-"""Opens the sources that can be converted."""
+"""Opens the graphs that ``salientpp convert`` can read, from text, .npy, Parquet, .npz or .pt files."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _IN_A_TENSOR[module, name]
         except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+            raise _Refused(repr(f"{module}.{name}")[1:-1]) from None  # a damaged name may hold the end of a line
 
 
 def _storage(content: bytes) -> Any:

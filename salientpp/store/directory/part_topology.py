@@ -30,7 +30,7 @@ class PartEdgeRows:
 
 
 def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEdgeRows:
-    """Returns the rows of the edges whose targets the consecutive parts ``stored`` own."""
+    """Returns the attributes of the edges into vertices of the consecutive parts ``stored``."""
     rows = {
         name: stored_rows(edges, name, [topology.column_of_part(edges, name, part_id) for part_id in stored])
         for name in edges.attributes

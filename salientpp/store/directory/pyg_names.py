@@ -178,7 +178,6 @@ class StoredType:
     num_node_features = num_edge_features = num_features
 
     def keys(self) -> list[str]:
-        """Returns the names of the attributes."""
         return _keys(self.stored)
 
     def __contains__(self, name: object) -> bool:

@@ -1,8 +1,4 @@
-"""Rewrites a dataset directory with the other form of the topology, without partitioning again.
-
-Vertices keep their ids and edges keep their numbers, so lists are only cut or joined. Other files are copied. Every file is read once from start to end, in
-pieces, and its checksum is compared first. The steps are recorded in a journal, as in :mod:`salientpp.store.directory.writer`.
-"""
+"""Rewrites a dataset directory with its topology in parts instead of whole, or whole instead of in parts."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def partition(
         seeds: the split that VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices; so does 'train' if no type has it.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
-        store_as: name of a node or edge attribute -> the format in which its rows are stored and sent: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with
+        store_as: name of a node or edge attribute -> the format in which its rows are stored and sent: 'fp16', 'bf16', 'int8', 'int4', or with
             blocks as 'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
         topology: 'whole' stores one set of neighbour lists for all ranks. 'parts' stores lists and edge attributes with the part that owns the target.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
@@ -249,7 +249,6 @@ def _assign(job: Job) -> PartitionAssignment:
 
 
 def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str | None, VipNumbering]:
-    """Numbers the vertices of each type."""
     contents, order = job.contents, job.options.order
     if contents.is_hetero:
         return number_types(contents.graph, assigned, contents.starts, job.fanouts, job.batch_size, order)

@@ -14,7 +14,9 @@ from salientpp.ways.cooperate.owners import Expected, SplitBy, make_owners, shar
 
 
 def divide(basis: Basis, split_by: SplitBy) -> None:
-    """Lets the basis give this rank's share of every batch. Collective among the ranks of a host, before the engine is made.
+    """Makes the loader of each rank get only its part of every batch of the host. Collective among the host's ranks.
+
+    Call it before the engine is made.
 
     Raises:
         ValueError: the vertices cannot be divided; on every rank of the host.

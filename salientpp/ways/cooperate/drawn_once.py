@@ -1,8 +1,8 @@
-"""Draws of joint batches that are made once per host: the first rank that asks for a batch draws it, and leaves the other ranks their shares.
+"""Draws a batch that a host's ranks compute together only once. The first rank that needs it draws it, and leaves the other ranks their shares.
 
-A rank holds the lock of a batch while it draws. A rank that asks meanwhile waits for the lock, and then finds its share. So ranks only wait for a rank that is
-drawing, and nothing must be told when an epoch begins or ends. A batch is a pure function of its key. So a rank that finds no share draws the batch itself,
-and the batch is the same. This happens if the drawer failed, or if its memory is gone, or if it takes longer than a limit.
+A rank holds the lock of a batch while it draws. A rank that asks meanwhile waits for the lock, and then finds its share. So ranks only wait while a rank is
+drawing, and need no message when an epoch begins or ends. A batch is a pure function of its key. So a rank that finds no share draws the batch itself, and
+the batch is the same. This happens if the drawer failed, or if its memory is gone, or if it takes longer than a limit.
 
 Each share is a block of memory (:mod:`salientpp.ranks.shared_memory`). A table that the ranks share says where the blocks of each batch are. The drawer gives
 up a block when it was taken, or when too many later blocks wait.
@@ -46,7 +46,7 @@ _OFFER_WORDS = _TAKEN + 1
 
 @dataclass
 class DrawCounts:
-    """Numbers of batches of one rank.
+    """Statistics of one rank: how often it drew a batch, or took its share from another rank.
 
     Attributes:
         drawn: batches that this rank drew.
@@ -61,7 +61,7 @@ class DrawCounts:
 
 @dataclass(eq=False)
 class _Left:
-    """Blocks that this rank left for others: by place of the receiver, the context that keeps the block open."""
+    """Blocks of memory that this rank left for others: receiver's place -> context that keeps the block open."""
 
     slot: int
     number: int
@@ -69,7 +69,8 @@ class _Left:
 
 
 class DrawnOnce:
-    """Draws of one loader. Several threads may use it at once. Collective among the ranks of the host.
+    """Draws of one loader, each made once per host. Several threads may use it. The constructor is collective among the
+    host's ranks.
 
     Attributes:
         counts: statistics of this rank.
@@ -153,7 +154,7 @@ class DrawnOnce:
         return _OFFERS + place * _OFFER_WORDS
 
     def _offer(self, slot: int, key: Sequence[int]) -> tuple[Offer | None, int]:
-        """Returns the offer of this rank's share and the number of the entry; None if the entry has no share for it, or the rank has taken it before."""
+        """Returns where this rank's share is, or None if no rank left one or it was taken; and the number of the table's entry."""
         entry = self._table[slot].tolist()
         *words, taken = entry[self._offer_at(self._place) :][:_OFFER_WORDS]
         number = entry[_NUMBER]
@@ -184,14 +185,14 @@ class DrawnOnce:
         return shares[self._place]
 
     def _leave(self, left: _Left, place: int, packet: Tensor) -> list[int]:
-        """Writes a share to a block, and returns the words of its offer."""
+        """Writes a share to a block of memory. Returns the integers by which its receiver finds the block."""
         left.blocks[place] = contextlib.ExitStack()
         memory, offer = left.blocks[place].enter_context(block(packet.numel()))
         memory.copy_(packet)
         return offer.words()
 
     def _give_up_blocks(self, but: int | None = None) -> None:
-        """Closes blocks that were taken, whose entry another batch has, or that are not among the last ``but`` batches."""
+        """Closes blocks that were taken or replaced, and all but the last ``but`` batches' blocks."""
         but = self._most_left if but is None else but
         with self._lock:
             for _ in range(len(self._left)):

@@ -1,9 +1,10 @@
-"""Owner maps: the rank of a host that computes each vertex, whenever a batch has the vertex.
+"""Chooses the rank of a host that computes each vertex, if the host's ranks compute batches together.
 
 Ranks of a host are numbered from 0 to R - 1 and called places here. A good map gives every place the same expected rows and edges of a batch, and cuts few
 of the expected edges, because rows travel along edges between places. Two kinds:
 
-* ``'vip'``: METIS divides the graph. Vertices weigh their expected rows and edges, and edges the expected number of times that a batch draws them. This is the
+* ``'vip'``: METIS divides the graph. Vertices weigh their expected rows and edges, and edges the expected number of times that a batch draws them. This is
+  the
   splitting of GSplit (Polisetty et al., MLSys 2025, arXiv:2303.13775) with probabilities from the formula of VIP instead of counts of drawn batches.
 * ``'rows'``: a vertex of a part that only one rank of the host serves belongs to this rank. Vertices of other hosts go to the place to which most of their
   expected edges lead, as long as the place has room.

@@ -21,7 +21,7 @@ LATE = 1.2
 
 @dataclass(frozen=True)
 class Trial:
-    """Mean size of a batch's remote ids over some batches.
+    """Mean sizes of the lists of remote rows that a batch needs, measured over some batches.
 
     Attributes:
         num_ids: distinct remote rows of a batch.
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Batches whose draws agree in blocks. So a row that one batch of a block needs is likely needed by others of the block.
+    """Describes batches that share draws in blocks (``draw_block``). A row that one batch needs is likely needed by others of its block.
 
     Attributes:
         size: batches of a block, b.
@@ -81,7 +81,7 @@ def _as_counted(probability: Tensor, trial: Trial) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Distribution of rows over probabilities: ``chance``, descending, and the number of rows ``count``, both float64 [bins].
+    """Histogram of how likely a batch needs each row: probabilities ``chance``, descending, and numbers of rows ``count``, float64 [bins].
 
     Model: batches are independent of each other, or in blocks, and each contains a row with its probability p. A row is kept between two uses if they are
     at most T batches apart. With q = 1 - p, the cache then holds ``sum_v 1 - q^T (1 + p T)`` rows at a time, and ``sum_v p (1 - q^T)`` rows are found
@@ -127,7 +127,7 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that a row is not used again within ``batches`` batches, and the sum of this probability for 0, 1, ..., ``batches`` - 1.
+        """Returns the probability that no use follows within ``batches`` batches, and its sum over 0, 1, ..., ``batches`` - 1.
 
         A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
         """
@@ -179,6 +179,10 @@ class Spread:
                 high = middle
         return high
 
+    def is_long_enough(self, num_slots: float, window: float) -> bool:
+        """Returns True if the rows between two uses in the window fill the slots, so that a longer window saves no more."""
+        return num_slots < float(self.count.sum()) and self._used(window / LATE) >= num_slots
+
     def _used(self, batches: float) -> float:
         return float((self.count * self._within(batches)[1]).sum())
 
@@ -191,7 +195,9 @@ class Spread:
         all_rows = float((chance * count).sum())
         if num_slots >= float(count.sum()):
             return 0.0
-        batches = min(window / LATE, self.reach(num_slots)) if window else 0.0
+        batches = window / LATE
+        if window and self.is_long_enough(num_slots, window):
+            batches = min(batches, self.reach(num_slots))
         again, kept = self._within(batches)
         # Slots that are left keep all rows of the hottest bins, until they are full.
         more = (count * (1 - kept)).cumsum(0)

@@ -4,8 +4,7 @@ Inside the window the method is the optimal replacement of Belady, *A study of r
 5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave
 first; lower ids enter first. Probabilities are compared on a scale with 16 steps per factor of two. Those on the same step count as equal.
 
-With a long window, the lists of its batches are read once for every G batches. For the first of the G batches the window is W + G - 1 batches long, and for
-the last W.
+With a long window of W batches, their lists of rows are read only once for every G batches. The window is thus up to W + G - 1 batches long.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from salientpp.ways.lookahead.shape import Shape, group_of
 
 
 def prior_bytes(prior: Tensor) -> int:
-    """Returns the bytes of this process that the probabilities of a planner take: none if they are mapped from a file."""
+    """Returns the bytes that a planner's probabilities take in this process: 0 if they are mapped from a file."""
     return prior.nbytes if mapped_from(prior) is None else 0
 
 
 class Moves(NamedTuple):
-    """Decisions about the remote rows of one batch, from :func:`salientpp.ops.plan_batch`. A batch reads its slots before it writes to them."""
+    """Decisions about one batch's remote rows, from :func:`salientpp.ops.plan_batch`. It reads slots before it writes any."""
 
     hit_place: Tensor
     hit_slot: Tensor
@@ -39,7 +38,7 @@ class Moves(NamedTuple):
 
 
 class Planner:
-    """Rows that one rank keeps, batch by batch.
+    """Decides, batch by batch, which remote rows one rank keeps.
 
     Args:
         shape: division of the cache's memory. Its window must be at least one batch.
@@ -128,7 +127,7 @@ class Planner:
 
 
 def _unknown(probability: Tensor) -> Tensor:
-    """Returns int16 keys of rows whose next use is unknown, in the format of csrc/ways/slots.cpp."""
+    """Returns int16 keys of rows whose next use is unknown, sorted by probability (csrc/ways/slots.cpp)."""
     level = (0x3F800000 - probability.view(torch.int32)) >> 19
     level = torch.where(probability > 0, level.clamp(0, 1022), 1023)
     return (level - 2**15).to(torch.int16)

@@ -1,4 +1,4 @@
-"""Division of the memory of a lookahead cache into rows, ids of the window and index. Together they take the memory of a static cache."""
+"""Divides the memory of a static cache between rows, known ids and index of a lookahead cache."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns the number of batches for which a window is read at once. It is large enough that a batch reads at most nine lists on average."""
+    """Returns how many batches are planned per reading of the window, so that a batch reads at most nine lists on average."""
     return max(1, -(-window // 8))
 
 
 def reach_of(window: int) -> int:
-    """Returns the number of batches after the entering one that a planner with this window reads."""
+    """Returns how many batches ahead a planner with this window reads."""
     return window + group_of(window) - 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Division of a budget of bytes.
+    """Use of a lookahead cache's budget of bytes.
 
     Attributes:
         window: W.

@@ -1,8 +1,9 @@
-"""The batches that were drawn in rounds and wait until their rows are fetched.
+"""Keeps batches that several ranks drew together until their rows are fetched, so that a lookahead cache knows them.
 
-Over a topology in parts, a batch cannot be drawn before its turn without the other ranks. So every batch is drawn once, early enough, and waits
-(:attr:`salientpp.engine.way.Way.waits`). The rows that it needs are then known to the batches before it. The windows end with the epoch, because the batches of
-the next epoch are not drawn yet.
+Over a topology in parts, a rank cannot draw a later batch for its ids alone, since that takes the other ranks too. So
+every batch is drawn once, early
+enough, and waits (:attr:`salientpp.engine.way.Way.waits`). The windows end with the epoch, because the next epoch's
+batches are not drawn yet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def waiting_bytes(mfg: Mfg) -> int:
 
 
 class Waiting:
-    """Drawn batches of one epoch, in order. One thread adds batches, while another may ask for them."""
+    """Batches of one epoch that were drawn and wait, in order. One thread adds them while another may ask for them."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[Draws, int, PlacesByType]] = deque()
@@ -35,7 +36,7 @@ class Waiting:
         self._batches.append((draws, tick, places))
 
     def enter(self, draws: Draws, tick: int) -> bool:
-        """Records that a batch enters. Returns True if it directly follows the batch before it, so that the known batches follow this one."""
+        """Records that a batch enters the pipeline. Returns True if it directly follows the one that entered before."""
         follows = self._follows
         while self._batches.popleft()[:2] != (draws, tick):
             follows = False  # a batch was given up, because the rank left the epoch
@@ -43,12 +44,11 @@ class Waiting:
         return follows
 
     def forget(self) -> None:
-        """Discards all batches."""
         self._batches.clear()
         self._follows = False
 
     def after(self, number: int, reach: int, type_: str | None) -> Tensor | None:
-        """Returns the remote ids of the ``number``-th batch after the one that entered last. None if the epoch has no such batch within ``reach`` ticks."""
+        """Returns the remote ids of the ``number``-th batch after the last that entered; None if none comes within ``reach`` ticks."""
         if number > len(self._batches):
             return None
         _, tick, places = self._batches[number - 1]

@@ -1,10 +1,9 @@
-"""Lookahead cache: how a rank learns which remote rows its next batches need, and when it decides which to keep.
+"""Lookahead cache: keeps the remote rows that the next batches need, which it knows because it draws them in advance.
 
-Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). Over a topology in parts, drawn batches wait instead
-(:mod:`salientpp.ways.lookahead.waiting`). The decision which rows to keep
-(:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited in the next stage. If there are sampling threads, it runs in a thread
-of its own. Requests that have not entered the pipeline may be cancelled. A batch that has entered is always put together, also when the epoch is left, so
-no decision has to be undone.
+Sampling threads draw batches W ahead, only to learn which rows they need (:class:`Scouts`). Over a topology in parts, drawn batches wait instead
+(:mod:`salientpp.ways.lookahead.waiting`). The decision which rows to keep (:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited
+in the next stage. If there are sampling threads, it runs in a thread of its own. Requests that have not entered the pipeline may be cancelled. A batch that
+has entered is always put together, also when the epoch is left, so no decision has to be undone.
 
 Rows move when batches are put together, in the order of the batches (:mod:`salientpp.store.fetch`). Each batch reads its slots before it writes the rows that
 it fetched. So a slot is overwritten only after every batch that needed its row has read it.
@@ -52,12 +51,12 @@ Lists = Mapping[str | None, Tensor]
 
 
 class Scouts:
-    """Remote ids of upcoming batches, in order, through all epochs.
+    """Draws upcoming batches in advance and gives the ids of their remote rows, in order, across epochs.
 
     Args:
         turns: returns this rank's turns in an epoch.
         submit: (epoch, turn) -> a task that returns the batch's lists, run in a thread or by the caller.
-        ahead: number of batches that are drawn before their lists are asked for.
+        ahead: number of batches that are drawn before the planner asks for their ids.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Scouts:
         self._next: tuple[Draws, int] | None = None  # the batch to draw next
 
     def enter(self, draws: Draws, tick: int) -> bool:
-        """Records that a batch enters. Returns True if it directly follows the batch before it, so that the known batches follow this one."""
+        """Records that a batch enters the pipeline. Returns True if it directly follows the one that entered before."""
         number = bisect_left(self._turns(draws), tick, key=lambda turn: turn.tick)
         follows = self._expected == (draws, number)
         if not follows:
@@ -81,14 +80,13 @@ class Scouts:
         return follows
 
     def forget(self) -> None:
-        """Discards the known batches."""
         for each in self._pending:
             each.cancel()
         self._pending.clear()
         self._expected = self._next = None
 
     def next(self) -> Lists | None:
-        """Returns the lists of the first batch whose lists were not returned yet; None if no further batch exists."""
+        """Returns the ids of the next batch that was not returned yet; None if there are no further batches."""
         while self._next is not None and len(self._pending) <= self._ahead:
             draws, number = self._next
             self._pending.append(self._submit(draws, self._turns(draws)[number]))
@@ -103,7 +101,8 @@ class Scouts:
 
 
 class Lookahead(Cache):
-    """Cache whose rows follow the batches, in the memory of a static cache. Ranks that would share a static cache divide its memory equally.
+    """Cache that changes its rows from batch to batch, in the memory of a static cache. Ranks that would share a static cache divide its
+    memory equally.
 
     The rows of a vertex type stay fixed if nothing can be saved for the type. Rows with a second copy on the device stay fixed too.
 
@@ -157,7 +156,7 @@ class Lookahead(Cache):
     def _planned(
         self, basis: Basis, scores: Mapping[str | None, Tensor], members: Mapping[str | None, Tensor]
     ) -> dict[str | None, tuple[Shape, Tensor] | None]:
-        """Plans, by vertex type, what replaces a static cache of ``members``; None if nothing can be saved."""
+        """Plans, for each vertex type, the lookahead cache that replaces ``members``; None if it would save nothing."""
         source = basis.source
         self._basis, self._blocks = basis, cache(lambda: basis.once("blocks", partial(_blocks_of, basis)))
         static_bytes = sum(of_type.numel() * source.row_bytes[type_] for type_, of_type in members.items())
@@ -209,7 +208,7 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """Returns the lists of the batch that is made of these pieces."""
+        """Draws the batch with these pieces in advance, and returns the ids of its remote rows."""
         ids = _ids_of(basis.source.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:
@@ -255,7 +254,7 @@ class Lookahead(Cache):
         return decided
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
-        """Returns the next list of a type. The other types' lists are kept until these types ask, because their windows may be shorter."""
+        """Returns the next batch's ids of one type. Those of other types are kept, as their windows may be shorter."""
         if isinstance(self._ahead, Waiting):
             planner, book = self.planners[type_], self._basis.source.books[type_]
             ids = self._ahead.after(planner.known - planner.batch, reach_of(planner.shape.window), type_)
@@ -336,14 +335,14 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
 
 
 def _own(blocks: Blocks | None, division: Division | None) -> Blocks | None:
-    """Returns the blocks without the vertices that other ranks of the host compute."""
+    """Restricts the blocks to vertices that this rank computes."""
     if blocks is None or division is None:
         return blocks
     return dataclasses.replace(blocks, probability=division.masked(blocks.probability))
 
 
 def _blocks_of(basis: Basis) -> Blocks | None:
-    """Blocks of batches whose draws agree, if known; this needs one vertex type, seeds that are vertices, and draws without weights."""
+    """Returns the blocks of batches with shared draws; None for several vertex types, seeds that are edges, or weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
     assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
     block = basis.epochs.draw_block

@@ -1,8 +1,8 @@
 """Measures the constants of the machines of a job (:class:`~salientpp.ways.planner.machines.Machines`), on all its ranks at once.
 
-The constants of the loader are CPU seconds, which other processes on the machine hardly change. :mod:`salientpp.ways.planner.rates` measures cores and
-links, and :mod:`salientpp.ways.planner.loads` the work of the loader. The CPU time of a short epoch is the sum of draws, gathers, exchanges and a remainder.
-The remainder of an epoch without ways is the cost of its batches. A way adds its own cost to the remainder.
+The constants of the loader are CPU seconds, which other processes on the machine hardly change. :mod:`salientpp.ways.planner.rates` measures cores and links,
+and :mod:`salientpp.ways.planner.loads` the work of the loader. The CPU time of a short epoch is the sum of draws, gathers, exchanges and a remainder. The
+remainder of an epoch without caches or sums is the cost of its batches. Each method adds its own cost to the remainder.
 
 CPU seconds are means over the ranks, because the machines of a job are taken to be alike. The slowest rank determines rates, cores and the seconds of a step.
 """
@@ -78,8 +78,8 @@ def calibrate(
     * ``row``, ``byte``: CPU time of looking up and gathering the own rows of these batches. Gathers of rows with twice the width separate the two.
     * ``wire``: CPU time of the exchanges, per byte sent or received.
     * ``batch``: remainder of the CPU time of short epochs without ways, per batch.
-    * ``look_ahead``: remainder with a small lookahead cache, per vertex of a batch. It has its default if no cache can be used.
-    * ``sum``: remainder with sums, per edge of the last hop. It has its default if the ranks cannot send the messages of sums.
+    * ``look_ahead``: what a small lookahead cache adds, per vertex of a batch. It has its default if no cache can be used.
+    * ``sum``: what sums add, per edge of the last hop. It has its default if the ranks cannot send sums.
     * ``step``: time of training steps on batches that were loaded before.
 
     Args:
@@ -150,7 +150,7 @@ def _rates(basis: Basis, between: Link | None, seconds: float) -> Machines:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Lets operators of torch use one thread. The others would count the time for which they wait."""
+    """Lets torch use one thread per operator, because waiting threads would count as CPU time."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,7 +160,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float) -> tuple[Trial, Machines]:
-    """Adds the constants of loading, and returns the epochs that were run. Collective."""
+    """Measures the constants of loading. Returns the epochs that it ran, and ``machines`` with them. Collective."""
     basis, comm = engine.basis, engine.basis.comm
     draws = measure_draws(basis, _DRAWS * seconds)
     row, byte = measure_rows(engine, draws.ids, _ROWS * seconds)
@@ -194,7 +194,7 @@ def _about(basis: Basis, hosts: Sequence[int], seconds: float) -> dict[str, Any]
 
 
 def _measure_ways(basis: Basis, trial: Trial, plain: Load, machines: Machines, draws: Draws) -> dict[str, Any]:
-    """Returns ``look_ahead`` and ``sum``, as far as these ways can be used. Collective."""
+    """Measures ``look_ahead`` and ``sum``, as far as these methods can be used. Collective."""
     comm, source, found = basis.comm, basis.source, {}
 
     def measured(way: Way) -> Load:
@@ -233,7 +233,7 @@ def _has_sums(basis: Basis) -> bool:
 def _measure_step(
     comm: Comm, step: Callable[[Any], Any], batches: Sequence[Any], seconds: float, device: torch.device
 ) -> Step:
-    """Times steps on all ranks at once, after a few that are not timed. Collective."""
+    """Measures a training step on all ranks at once, after a few untimed ones. Collective."""
     batches = batches[: int(smallest(comm, len(batches)))]
 
     def take(number: int) -> tuple[float, float]:

@@ -1,18 +1,19 @@
 """Minimum cuts that decide which rows of other ranks are kept, fetched or summed, and minimum vertex covers.
 
-The cut of :func:`least_cut` has these nodes, besides the source and the sink. A node is on the source's side if its statement is true.
+The graph of :func:`least_cut` has a source, a sink and the following nodes. A node is on the source's side of the cut if its statement
+is true.
 
 * ``S(g, h)``: at hop h, no sum is sent for group g.
 * ``N(u, h)``: the row of u is needed at hop h.
 * ``K(u, d)``: u is kept, and d of its layers are recomputed.
 
-Arcs whose tail is on the source's side and whose head is not are paid:
+A cut costs the sum of the arcs that it crosses from the source's side:
 
 * source -> ``S(g, h)``: the cost of a sum;
 * ``N(u, h)`` -> ``K(u, h)``: the cost of a fetched row, or to the sink if nothing is kept at this depth;
 * ``K(u, d)`` -> sink: the cost of keeping u one layer deeper.
 
-Arcs of infinite capacity are never paid. They mean that one statement implies another:
+No cut crosses arcs of infinite capacity. They mean that one statement implies another:
 
 * ``S(g, h)`` -> ``N(u, h)`` for each edge from u in group g. At hops without sums, all rows that own vertices need are needed;
 * ``K(u, d)`` -> ``K(u, d - 1)``;
@@ -39,7 +40,7 @@ class _Arcs:
         self._found: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, tail: Tensor | int, head: Tensor | int, capacity: Tensor | float) -> None:
-        """Adds arcs. At least one end is int64 [n]. An end or a capacity that is a number is the same for all."""
+        """Adds n arcs. At least one end is int64 [n]; a number as an end or capacity holds for all of them."""
         size = next(end.numel() for end in (tail, head) if isinstance(end, Tensor))
         ends = [self._filled(end, size, torch.int64) for end in (tail, head)]
         self._found.append((ends[0], ends[1], self._filled(capacity, size, torch.float64)))
@@ -65,7 +66,8 @@ def least_cut(
     """Finds the cheapest way to get all rows that one rank needs.
 
     Args:
-        named: int64 [2, e], edges from m candidates to groups.
+        named: int64 [2, e], edges from m candidates, which are vertices of other ranks, to groups of edges that one sum
+            can serve.
         pairs: int64 [2, f], edges between candidates.
         keep: for each depth, the costs float64 [m] of keeping each candidate one layer deeper.
         fetch, sums: for each hop, the costs of a row and of a sum; infinite for hops without sums.

@@ -1,4 +1,4 @@
-"""A few constants of the machines, measured while a loader is made: cores, links, and copies to the device."""
+"""Measures a few constants of the machines while a loader is made: cores, links, and copies to the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT = Machines(between=Link(1.25e9, 5e-5))
 def measure_few(basis: Basis) -> Machines:
     """Measures cores, links and copies to the device, in about half a second. The other constants are defaults. Collective; equal on all ranks.
 
-    A link has its default if no other rank is at its other end.
+    A link that no two ranks use has its default.
     """
     comm, placement = basis.comm, basis.source.exchange.placement
     found: dict[str, Any] = {"about": {"measured": "a few constants, when the loader was made"}}

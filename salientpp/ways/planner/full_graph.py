@@ -1,4 +1,4 @@
-"""Decision of one rank in full-graph training: which rows of other ranks' vertices it fetches, caches, recomputes, or gets as sums.
+"""Decides, for one rank in full-graph training, how it gets rows of other ranks: fetched, cached, recomputed or as sums.
 
 Hop h is the h-th aggregation of the model, counted from 0. An edge from a vertex u of another rank to an own vertex t needs one of three things at hop h:
 
@@ -10,7 +10,8 @@ Gradients take as many words again if the rows depend on parameters. To recomput
 must be kept or fetched. A row that several edges need is paid for once. A sum needs a layer that is a product with a constant matrix.
 
 The choice between fetching and recomputing follows NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al.,
-SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.ways.planner.cut`). A budget of memory becomes a price on memory, which is raised until the
+SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.ways.planner.cut`). A budget of memory becomes a price on memory, which is raised until
+the
 choice fits.
 """
 
@@ -43,20 +44,19 @@ class Constants:
         edge: time to add one word of a row along an edge (T_e).
         vertex: time of one multiplication and addition when a vertex's row is multiplied by a layer's weights (T_v).
         word: time for a word to arrive from another rank (T_c).
-        exchange: time of an exchange without rows.
         kept: additional time of a training step if a rank keeps any vertex of others.
     """
 
     edge: float
     vertex: float
     word: float
-    exchange: float
     kept: float = 0.0
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds that one more item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
+    """Seconds that one more vertex, edge or word adds to a training step, measured on the rank with most of them. Every rank has the same values. Noise
+    may make them negative.
 
     Attributes:
         vertex: time of a cached vertex, with its rows at all layers.
@@ -100,7 +100,7 @@ class Costs:
         return self.words(hop) * self.constants.word
 
     def sum(self, hop: int) -> float:
-        """Seconds of a sum: it travels as a row does. It is added once more than the rows in it, in the forward and in the backward."""
+        """Seconds of a sum. It travels like a row, and is added to the target's other rows in the forward and the backward."""
         return self.fetch(hop) + 2 * self.widths[hop] * self.constants.edge
 
     @property
@@ -110,7 +110,7 @@ class Costs:
         return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
 
     def edge(self, depth: int) -> float:
-        """Seconds of an edge, if ``depth`` layers of its target are recomputed and not ``depth - 1``.
+        """Additional seconds of an edge if ``depth`` layers of its target are recomputed instead of ``depth - 1``.
 
         A product adds the edge up only at hops where it is needed. Other layers do so at every hop.
         """
@@ -125,7 +125,6 @@ class Costs:
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge(1)),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
             word=max(0.0, times.word),
-            exchange=alone.exchange,
             kept=max(0.0, times.kept),
         )
         return replace(self, constants=constants)
@@ -143,7 +142,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Decisions of one rank about the rows of other ranks.
+    """Decision of one rank how it gets the rows of other ranks.
 
     Attributes:
         depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
@@ -156,7 +155,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Decision of one rank. A group consists of the edges from one other rank to one own vertex.
+    """All that one rank needs to decide. A group consists of the edges from one other rank to one own vertex.
 
     Attributes:
         candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
@@ -244,14 +243,9 @@ class Problem:
             found.append(self._any(missing, self.named[1], self.num_groups))
         return found
 
-    def same(self, one: Choice, other: Choice) -> bool:
-        """Returns True if two choices keep, fetch and sum the same."""
-        pairs = [(one.depths, other.depths), *zip(self.fetched(one), self.fetched(other))]
-        return all(torch.equal(a, b) for a, b in [*pairs, *zip(self.sums(one), self.sums(other))])
-
     @staticmethod
     def _any(values: Tensor, index: Tensor, size: int) -> Tensor:
-        """Returns True for each number in [0, size) if a value with this index is True."""
+        """Returns bool [size]: True for each index whose ``values`` have a True."""
         none = torch.zeros((*values.shape[:-1], size), dtype=torch.uint8, device="cpu")
         return none.scatter_reduce_(-1, index.expand(values.shape), values.to(torch.uint8), "amax").bool()
 
@@ -291,7 +285,7 @@ class Problem:
     # --- solutions ------------------------------------------------------------------------------------------
 
     def pure(self, kind: str) -> Choice:
-        """Returns a pure choice.
+        """Returns the choice that treats all rows alike.
 
         Args:
             kind: 'fetch' keeps nothing. 'cache' keeps all input rows that this rank's vertices need. 'recompute' fetches nothing. 'sum' keeps nothing, and
@@ -331,13 +325,12 @@ class Problem:
 
     @property
     def num_arcs(self) -> int:
-        """Number of arcs of the cut."""
         levels, kept = self.num_levels, self.costs.num_hops if self.may_recompute else 1
         of_hop = self.named.size(1) + self.num_groups + self.candidates.numel()
         return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
 
     def solve(self, budget: float = inf) -> Choice:
-        """Returns a choice that fits ``budget`` bytes of memory. It is at least as fast as each pure choice that fits."""
+        """Returns a choice within ``budget`` bytes, as fast as each that fits and treats all rows alike, or faster."""
         pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
         if not self.may_recompute:
             del pure[2]
@@ -352,7 +345,7 @@ class Problem:
         return min(fitting, key=lambda choice: float(self.seconds(choice)))
 
     def _within(self, budget: float) -> Choice:
-        """Finds the lowest price of memory at which the cheapest choice fits. Returns this choice, extended by the vertices that still fit."""
+        """Raises the price of memory until the cheapest choice fits, and returns it with further vertices that still fit."""
         low, high = 0.0, sum(map(self.costs.fetch, range(self.costs.num_hops))) / self.costs.vertex_bytes
         depths, above = self.pure("fetch").depths, self.cut().depths
         for _ in range(_PRICES):
@@ -374,5 +367,4 @@ class Problem:
         return min(self.cut(depths=depths), extended, key=lambda choice: float(self.seconds(choice)))
 
     def _bytes(self, depths: Tensor) -> Tensor:
-        """Returns the bytes of each candidate, int64 [..., m]."""
         return (depths >= 0) * self.costs.vertex_bytes + (depths > 0) * self.in_degree * self.costs.edge_bytes

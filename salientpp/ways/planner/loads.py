@@ -1,4 +1,4 @@
-"""Work of the loader on trial batches: draws, look-ups and gathers alone, and short epochs without training. All times are CPU times."""
+"""Measures the CPU time of the loader's work on trial batches: draws, look-ups and gathers alone, and short epochs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEPT_BYTES, _MOST_KEPT = 256 * 2**20, 32
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Measured draws of this rank.
+    """Measured cost of draws on this rank, and the vertices that were drawn.
 
     Attributes:
         seconds: CPU seconds per edge.
@@ -48,7 +48,7 @@ class Draws:
 
 
 def measure_draws(basis: Basis, seconds: float) -> Draws:
-    """Draws batches of the first epochs, in this thread. If other ranks hold some lists, all ranks draw together, and the threads' times are added."""
+    """Draws batches in this thread. If other ranks hold some neighbour lists, all ranks draw together and add their times."""
     source, epochs = basis.source, basis.epochs
     batches: Iterator[Any] = (
         epochs.pieces(epoch, turn) for epoch in itertools.count() for turn in epochs.order.of_epoch(epoch)
@@ -76,7 +76,7 @@ def measure_draws(basis: Basis, seconds: float) -> Draws:
 
 
 def measure_rows(engine: Engine, batches: Sequence[Mapping[str | None, Tensor]], seconds: float) -> tuple[float, float]:
-    """Returns the seconds per row, to look it up and to gather it, and the seconds per byte. NaN if no row can be gathered."""
+    """Measures look-ups and gathers of rows: seconds per row, and seconds per byte. NaN if no row can be gathered."""
     source, fetch = engine.basis.source, engine.producer.fetch
     engine.basis.comm.gather_numbers([0])
     widths = {column: empty_rows(source.rows_of(column), 1).nbytes for column in source.exchanged}
@@ -127,13 +127,14 @@ def _seconds_per_row(rows: RowSource, batches: Sequence[Tensor], seconds: float)
 
 @dataclass(eq=False)
 class Load:
-    """Work of this rank in some batches, without training. Attributes are totals.
+    """Total work of this rank for some batches without training.
 
     Attributes:
         cpu: CPU seconds of all threads.
         edges, vertices: edges and vertices of the delivered batches.
         num_bytes: bytes of their rows.
-        served: bytes of the rows that this rank received. On average it gathers as many for other ranks.
+        served: bytes of the rows that this rank received. On average it gathers the same number of bytes for other
+            ranks.
         wire_bytes: bytes sent and received.
         remote: rows of other ranks, including those found in a cache.
     """
@@ -148,7 +149,6 @@ class Load:
     remote: float = 0.0
 
     def add(self, batch: Any, row_bytes: Mapping[str | None, int]) -> None:
-        """Counts a delivered batch."""
         of_types = {None: batch} if None in row_bytes else {type_: batch[type_] for type_ in batch.node_types}
         self.batches += 1
         self.edges += batch.num_edges
@@ -157,17 +157,17 @@ class Load:
             self.num_bytes += of_type.num_nodes * row_bytes[type_]
 
     def left(self, machines: Machines, draws: int = 1) -> float:
-        """Returns the CPU seconds that remain after those which the constants explain, if each batch is drawn ``draws`` times."""
+        """Returns the CPU seconds that the constants do not explain, if each batch is drawn ``draws`` times."""
         drawing, gathered = machines.draw * self.edges * draws, self.num_bytes + self.served
         return self.cpu - drawing - machines.loading(self.batches, self.vertices, gathered, self.wire_bytes)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Short epochs without training, the same on all ranks.
+    """Short epochs without training, in which all ranks take the same number of batches.
 
     Attributes:
-        per_epoch: batches of an epoch that are taken: those of the rank with the fewest.
+        per_epoch: batches taken from each epoch: as many as the rank with the fewest has.
         skipped: batches until the pipeline is full; they are not counted.
         number: batches that are counted.
     """
@@ -178,7 +178,7 @@ class Trial:
 
     @classmethod
     def of(cls, engine: Engine, per_epoch: int, seconds: float) -> Trial:
-        """Chooses the number of batches that take about this time. Collective."""
+        """Chooses how many batches take about ``seconds``. Collective."""
         basis = engine.basis
         skipped = basis.depth + basis.most_ahead
         first = cls(per_epoch, 0, skipped + 2)
@@ -225,7 +225,7 @@ class Trial:
         return load
 
     def keep(self, engine: Engine) -> list[Any]:
-        """Returns some batches, for steps: at least one, and at most those that fit into :data:`_KEPT_BYTES`. Collective."""
+        """Returns loaded batches to time steps on: at least one, and at most :data:`_KEPT_BYTES`. Collective."""
         kept, left = [], _KEPT_BYTES
         for batch in dataclasses.replace(self, skipped=0, number=min(self.number, _MOST_KEPT)).deliver(engine):
             if left > 0:

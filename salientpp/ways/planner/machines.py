@@ -63,7 +63,7 @@ class Step:
     Attributes:
         seconds: time of a step, without its loader, on all ranks at once. With gradients that are averaged over the ranks, it includes the exchange.
         cpu_seconds: CPU time of a step, of all threads.
-        edges: mean number of edges in the batches of these steps. A batch with other edges takes time in proportion.
+        edges: mean number of edges in the batches of these steps. The time of a batch is taken to be proportional to its edges.
         gradient_bytes: bytes that a rank receives in a step to average gradients.
     """
 
@@ -108,7 +108,7 @@ class Machines:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def loading(self, batches: float, vertices: float, gathered: float, moved: float) -> float:
-        """Returns the seconds of one thread to load batches that are drawn.
+        """Returns the seconds that one thread takes to load batches after they were drawn.
 
         Args:
             vertices: number of their vertices.
@@ -171,11 +171,10 @@ class Machines:
         return cls(**{**values, **numbers})
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values, which :meth:`of` reads."""
+        """Returns the constants as JSON values, which :meth:`of` reads."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     def write(self, path: str | Path) -> None:
-        """Writes a JSON file that :meth:`read` reads."""
         text = json.dumps(self.to_dict(), indent=1) + "\n"
         write_whole(Path(path), lambda file: file.write(text.encode()))
 
@@ -196,7 +195,7 @@ def _named(table: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _numbers(kind: Any, given: Any, needed: list[str], where: str) -> Any:
-    """Makes an object of ``kind``, whose fields are numbers >= 0."""
+    """Makes a :class:`Link`, a :class:`Step` or another ``kind`` from JSON values, which must be numbers >= 0."""
     names = [each.name for each in dataclasses.fields(kind)]
     if (
         not isinstance(given, Mapping)

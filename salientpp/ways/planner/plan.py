@@ -1,4 +1,4 @@
-"""Choice of the ways and of their shares of memory: the combination with which the slowest rank's epoch is expected to take the least time."""
+"""Chooses the combination of methods within a memory budget with which the slowest rank's epoch is expected to be fastest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from salientpp.ways.planner.costs import Cost, cost_of
 from salientpp.ways.planner.machines import Machines
 from salientpp.ways.planner.result import Line, Plan
 from salientpp.ways.planner.trials import Batch, Trials
-from salientpp.ways.topology_cache import TopologyCache
 
 #: Smallest saving, as a fraction of the epoch, for which another combination is preferred to the static cache. With 0.03, one of 108 measured plans was
 #: slower than the static cache; with 0.08 none was (docs/results/plan.md).
@@ -35,8 +34,8 @@ def lines_of(
     """Returns the expected cost of each combination for one rank, and the mean size of the rank's batches. Collective. No rows move.
 
     Args:
-        weight: ``partial_weight`` of sums.
-        beside: ways that act before those of every combination, such as a given cache.
+        weight: the entry 'weight' of ``partial_aggregation``.
+        beside: methods that act in every combination, such as a given cache.
     """
     with basis.remembering():
         trials = Trials(basis)
@@ -49,7 +48,7 @@ def lines_of(
 
 
 def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
-    """Returns, for each combination, the line of the rank whose epoch takes longest, with the memory of the rank that holds the most."""
+    """Returns, for each combination, the line of the slowest rank, with the memory of the rank that holds most."""
     found = []
     for lines in zip(*by_rank, strict=True):
         longest = max(lines, key=lambda line: line.cost.seconds)
@@ -106,7 +105,7 @@ def plan_together(
 
 
 def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, int]:
-    """Returns the bytes that these ways will hold, by name."""
+    """Returns the bytes that these methods will hold, by name."""
     row_bytes, found = basis.source.row_bytes, {"cache": 0, "lookahead": 0, "device": 0}
     for type_, of_type in tiers.items():
         for tier in [*of_type.near, *of_type.copies]:
@@ -114,8 +113,6 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
                 found[tier.memory] += len(tier.members) * row_bytes[type_]
                 found[tier.name] += tier.members.words.nbytes
     for way in ways:
-        if isinstance(way, TopologyCache):
-            found.update(way.memory())
         for type_, planner in way.planners.items() if isinstance(way, Lookahead) else ():
             sharing = basis.ranks_on_host
             found["cache"] += planner.shape.num_slots * row_bytes[type_] * sharing

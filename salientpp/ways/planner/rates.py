@@ -52,7 +52,7 @@ def smallest(comm: Comm, number: float) -> float:
 
 
 def mean(comm: Comm, number: float) -> float:
-    """Returns the mean over the ranks that know the number; NaN means unknown, and if no rank knows it the mean is NaN. Collective."""
+    """Returns the mean over the ranks whose number is not NaN; NaN if all are. Collective."""
     known = [each for (each,) in gather_reals(comm, [number]) if not math.isnan(each)]
     return statistics.fmean(known) if known else math.nan
 
@@ -60,7 +60,7 @@ def mean(comm: Comm, number: float) -> float:
 def measure_cores(comm: Comm, seconds: float) -> float:
     """Returns the number of cores that a rank gets while all ranks compute: the smallest number of any rank. A hardware thread counts as a core.
 
-    Every rank keeps as many threads busy as it may use cores. The result is their CPU time per second, the median of some rounds. Collective.
+    Every rank keeps one thread busy for each core that it may use. The result is the threads' CPU time per second, as a median. Collective.
     """
     block = bytes(2**22)  # crc32 leaves Python's lock to other threads
     rounds = []
@@ -84,7 +84,7 @@ def measure_cores(comm: Comm, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """A link, and the CPU seconds of a rank per byte that it sends or receives over this link."""
+    """Rate and delay of a link, and the CPU seconds that a rank spends per byte over it."""
 
     link: Link
     cpu_per_byte: float
@@ -141,8 +141,8 @@ def _exchange(
 ) -> tuple[float, float]:
     """Returns this rank's seconds and CPU seconds of exchanges that bring ``num_bytes`` from each of the others.
 
-    Two exchanges are under way at a time, as in an epoch: a single exchange over gloo does not fill a link in both directions. The exchanges that begin and
-    end the row are not timed.
+    Two exchanges are under way at a time, as in an epoch: a single exchange over gloo does not fill a link in both directions. The first and the last
+    exchange are not timed.
     """
     counts = [num_bytes if rank in others else 0 for rank in range(comm.size)]
     send, *received = (torch.zeros(sum(counts), dtype=torch.uint8, device=comm.device) for _ in range(1 + under_way))
@@ -191,6 +191,6 @@ def measure_copies(comm: Comm, device: torch.device) -> float:
 
 
 def wait_for_device(device: torch.device) -> None:
-    """Waits until the device has done all its work; the CPU's work is done already."""
+    """Waits until the device has done all its work, so that a time includes it. Returns at once for the CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

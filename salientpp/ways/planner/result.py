@@ -1,4 +1,4 @@
-"""A plan, and the table in which it is printed."""
+"""The result of planning a memory budget, and the table in which it is printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_LINES = 12
 _WIDTH = 80
 
 #: Names of memory that copies take on the host, as ``loader.memory_used()`` has them.
-COPIES = {"cache": "cached rows", "lookahead": "lookahead", "topology_cache": "copies of lists"}
+COPIES = {"cache": "cached rows", "lookahead": "lookahead"}
 
 #: Names of other memory, which the budget does not contain.
 OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight", "exchange": "rows that travel"}
@@ -27,10 +27,10 @@ OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight
 
 @dataclass(frozen=True)
 class Line:
-    """Expected cost of one combination of ways: of one rank, or of the slowest rank.
+    """Expected cost of one combination of methods, for one rank or the slowest.
 
     Attributes:
-        memory: bytes of a host, by name: cache, lookahead, topology_cache. device: bytes of a rank's device.
+        memory: bytes of a host, by name: cache, lookahead. device: bytes of a rank's device.
     """
 
     choice: Choice
@@ -39,13 +39,13 @@ class Line:
 
     @property
     def copies(self) -> int:
-        """Bytes of a host's memory for copies of rows and lists."""
+        """Bytes of a host's memory for copies of rows."""
         return sum(self.memory.get(name, 0) for name in COPIES)
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A chosen combination of ways. Its text is a table of 80 columns.
+    """The combination of methods that a loader uses within its memory budget. Its text is a table of 80 columns.
 
     Attributes:
         chosen: the combination.
@@ -75,6 +75,14 @@ class Plan:
     def _repr_html_(self) -> str:
         return html(self._table(), *self._sentences())
 
+    @property
+    def exceeds(self) -> str:
+        """Text that says that given options need more memory than the budget, or an empty text."""
+        if not self.memory or self.chosen.copies <= self.memory:
+            return ""
+        needed, budget = amount(self.chosen.copies), amount(self.memory)
+        return f"the options that were given need {needed} per host for copies, more than the budget of {budget}"
+
     def _table(self) -> Any:
         from rich import box
         from rich.table import Table
@@ -90,13 +98,8 @@ class Plan:
             parts = (each if each > 1e-6 else 0 for each in (cost.training, cost.loading, cost.waiting))
             seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
             mark = ">" if line is self.chosen else ""
-            table.add_row(mark, self._words(line), *seconds, _megabytes(cost.bytes_in), amount(line.copies))
+            table.add_row(mark, line.choice.words, *seconds, _megabytes(cost.bytes_in), amount(line.copies))
         return table
-
-    def _words(self, line: Line) -> str:
-        """Returns the name of a combination, with the share of the budget that lists may take, since combinations differ in it."""
-        lists = line.choice.lists
-        return line.choice.words.replace("lists", f"lists {lists / max(lists, self.memory):.0%}" if lists else "")
 
     @property
     def _shown(self) -> list[Line]:
@@ -104,17 +107,17 @@ class Plan:
         return lines if any(line is self.chosen for line in lines) else [self.chosen, *lines[: _MOST_LINES - 1]]
 
     def _sentences(self) -> Iterator[str]:
-        """Yields what stands below the table."""
+        """Yields the sentences below the printed table."""
         chosen, hidden = self.chosen, len(self.lines) - len(self._shown)
         if hidden > 0:
             yield f"{hidden} slower combinations are not shown."
-        yield f"chosen: {self._words(chosen)}, because {self.reason}."
+        yield f"chosen: {chosen.choice.words}, because {self.reason}."
         of_host = [f"{amount(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory]
         yield f"copies per host: {' + '.join(of_host) or 'none'}, of {amount(self.memory)}."
         if self.device_memory or "device" in chosen.memory:
             yield f"copies on the device: {amount(chosen.memory.get('device', 0))} of {amount(self.device_memory)}."
-        if self.memory and chosen.copies > self.memory:
-            yield "note: the options that were given need more memory than the budget."
+        if self.exceeds:
+            yield f"note: {self.exceeds}."
         if self.held:
             others = [f"{amount(self.held.get(name, 0))} {words}" for name, words in OTHERS.items()]
             yield f"besides the budget, this rank holds {', '.join(others)}."
@@ -129,7 +132,7 @@ class Plan:
 
 
 def amount(num_bytes: float) -> str:
-    """Returns bytes with a unit of the binary system."""
+    """Returns bytes as text, with a unit such as MiB."""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"

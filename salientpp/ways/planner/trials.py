@@ -1,4 +1,4 @@
-"""Prices of combinations of ways for one rank, from batches that are drawn once. No rows move."""
+"""Predicts what a batch costs with each combination of methods, from batches that are drawn once. No rows move."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def num_last_edges(mfg: Mfg) -> int:
 
 
 class Trials:
-    """Some batches of a rank. Collective if other ranks hold some of the neighbour lists.
+    """Trial batches of a rank. Collective if other ranks hold some of the neighbour lists.
 
     Args:
         basis: the values that determine the rank's batches.
@@ -61,7 +61,6 @@ class Trials:
 
     @cached_property
     def batch(self) -> Batch:
-        """Mean size of the batches."""
         basis, number = self._basis, max(1, len(self._mfgs))
         row_bytes, vertices, edges, last, moved = basis.source.row_bytes, 0, 0, 0, 0
         for mfg in self._mfgs:
@@ -74,7 +73,7 @@ class Trials:
         return Batch(of_epoch, vertices / number, edges / number, last / number, moved / number)
 
     def price(self, ways: Sequence[Way], seconds_per_edge: float) -> tuple[Price, TiersByType]:
-        """Returns the cost of a batch with these ways, and the tiers that they choose. Collective.
+        """Returns the cost of a batch with these methods, and the tiers of rows that they choose. Collective.
 
         Args:
             seconds_per_edge: time of one thread to draw an edge.

@@ -1,4 +1,4 @@
-"""Window of a lookahead cache: the number of batches to know ahead for which the fewest rows are expected to be fetched with a given memory."""
+"""Chooses how many batches ahead a lookahead cache should know, so that it fetches the fewest rows with a given memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.ways.lookahead.forecast import LATE, Blocks, Spread, Trial
+from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.shape import MOST_AHEAD, Shape, Window, reach_of
 
 #: Largest fraction of the budget that the ids of a window may take.
@@ -30,7 +30,7 @@ def choose_shape(
 
     Args:
         probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
-        budget: bytes of a static cache, or of this rank's share of it.
+        budget: bytes of a static cache; of one that several ranks share, the bytes for this rank.
         blocks: returns the blocks of batches whose draws agree; called for 'auto' only.
         num_sharing: number of ranks that would share a static cache.
 
@@ -63,8 +63,8 @@ def choose_shape(
         rows = spread.rows(found.num_slots, window)
         if rows < fewest:
             best, fewest = found, rows
-        if window >= LATE * spread.reach(found.num_slots):
-            break  # a longer window brings no further knowledge
+        if spread.is_long_enough(found.num_slots, window):
+            break
     return best
 
 

@@ -18,7 +18,7 @@ from salientpp.store.rows import RowSource
 
 
 def edge_rows_of(source: BatchSource) -> Mapping[str, RowSource]:
-    """Returns the attributes of the edges that this host holds, for a partitioned graph with one type of edges."""
+    """Returns the edge attributes that this host holds, which may serve as weights. The graph has one edge type."""
     assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
     return source.template.edge_rows[None]
 
@@ -39,13 +39,13 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
         if not isinstance(weight, str) or weight not in edge_rows:
             known = ", ".join(edge_rows) or "none"
             raise ValueError(
-                f"partial_weight must name an edge attribute of {data.root}, which has {known}; got {weight!r}"
+                f"partial_aggregation['weight'] must name an edge attribute of {data.root}, which has {known}; got {weight!r}"
             )
         rows = edge_rows[weight]
         if math.prod(rows.shape[1:]) != 1 or rows.dtype == torch.bool or rows.dtype.is_complex:
             dtype = str(rows.dtype).removeprefix("torch.")
             raise ValueError(
-                f"partial_weight={weight!r} must be one real number per edge, [{rows.shape[0]}], got {dtype} {list(rows.shape)}"
+                f"partial_aggregation['weight']={weight!r} must be one real number per edge, [{rows.shape[0]}], got {dtype} {list(rows.shape)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Marked tensors of a batch with sums. They raise an error for every use that would give wrong results.
+"""Tensors that protect a batch with sums: every use that would give wrong results raises an error.
 
 A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations that
 work on each row separately. An operation that combines several rows, and every computation on ``edge_index``, is an error.
@@ -56,7 +56,7 @@ _VIEWS = frozenset({"view", "reshape", "view_as"})
 
 @dataclass(frozen=True, eq=False)
 class Delivered:
-    """Facts of a batch that its marked tensors need.
+    """Facts about a batch that its marked tensors need to check operations.
 
     Attributes:
         partial: the batch's :class:`~salientpp.ways.sums.way.Partial`.
@@ -74,7 +74,7 @@ class Delivered:
 
 
 class Marked(Tensor):
-    """Tensor of a batch with sums.
+    """Tensor of a batch with sums that checks the operations on it.
 
     Attributes:
         delivered: sizes, hops and sums of the tensor's batch.
@@ -104,7 +104,7 @@ class Marked(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the tensor. It is marked again on loading, because version numbers start again there."""
+        """Pickles the tensor, which is marked again when it is loaded, because its version counter restarts."""
         return mark, (self.plain().detach(), self.delivered, self.role, self.level, self.is_given)
 
     @classmethod
@@ -135,7 +135,7 @@ def leave_to_python() -> None:
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """Returns the tensor with the mark. ``given``: True if its values are the ones that the loader gave."""
+    """Returns a tensor with the mark. ``given``: True if the loader gave its values, which no operation has changed."""
     if given:
         leave_to_python()
     with torch._C.DisableTorchFunctionSubclass():
@@ -157,7 +157,7 @@ def marked_in(value: Any) -> Iterator[Marked]:
 
 
 def _version_of(tensor: Tensor) -> int:
-    """Counts changes in place. Tensors of inference mode have no version, but there the loader's tensors refuse changes in place anyway."""
+    """Counts writes in place. Inference tensors have no counter, but there torch refuses such writes."""
     with torch._C.DisableTorchFunctionSubclass():
         return -1 if tensor.is_inference() else tensor._version
 
@@ -177,7 +177,7 @@ def _refuse(name: str, role: str, why: str) -> RuntimeError:
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """Returns the slice if it selects the batch's first vertices, or the edges of its first hops; None for any other slice."""
+    """Returns a slice of the batch's first vertices, or of its first hops' edges; None for any other slice."""
     size, dim = value.size(), 1 if value.role == EDGES else 0
     index: Any
     if name == "narrow":

@@ -1,8 +1,8 @@
-"""Choice of the sums of a batch, their computation, and the bytes that they move.
+"""Chooses and computes the sums that replace rows of a batch, and counts the bytes that they move.
 
-**Other ranks** receive requests for sums in the same exchanges as requests for rows (:mod:`salientpp.store.exchange`), as three messages. :data:`SUMS`
-has the size of each wanted sum, :data:`SOURCES` the rows that they add up, sum after sum, and :data:`WEIGHTS` the factor of each of these rows. Only the
-asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` chooses the sums that a batch asks for.
+**Other ranks** receive requests for sums in the same exchanges as requests for rows (:mod:`salientpp.store.exchange`), as three messages. :data:`SUMS` has
+the size of each wanted sum, :data:`SOURCES` the rows to add up, sum after sum, and :data:`WEIGHTS` the factor of each row. Only the asking rank looks up the
+weights of edges. :mod:`salientpp.ways.sums.plan` chooses the sums that a batch asks for.
 
 **The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums, with the host's
 tiers instead of owners. Rows that a device reads where they are stored stay in the batch.
@@ -59,14 +59,14 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
-    """Returns the vertices that were first found in the last hop."""
+    """Returns the vertices that the last hop found first, whose rows only their neighbours' sums need."""
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, Sums]:
-    """Returns what remains of the MFG after sums replace remote rows, and the sums that the rank with these tiers asks for; none if ``asks`` is False.
+    """Replaces remote rows of a batch by sums. Returns what remains of the MFG, and the sums to ask for; none if ``asks`` is False.
 
     Args:
         repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
@@ -86,7 +86,7 @@ def sums_of(
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, Sums]:
-    """Returns what remains of the MFG after sums replace rows to copy to the device, and the sums that the host of the rank with these tiers makes.
+    """Replaces rows that would be copied to the device by sums that the host computes. Returns what remains of the MFG, and the sums.
 
     These sums are grouped by tier, and their ``source`` holds slots of the tier that has the rows.
     """
@@ -107,7 +107,7 @@ class Moved:
     """Rows and sums that are fetched from other ranks, or copied to a device, for one batch or several.
 
     Attributes:
-        rows, sums, sources: numbers of rows and sums that move, and of rows in these sums.
+        rows, sums, sources: numbers of rows that move, of sums that move, and of rows that these sums add up.
         whole_rows: number of rows that would move without sums.
     """
 

@@ -48,7 +48,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes that travel for a row: the row itself, an id, and the weight of a row in a sum (0 without weights)."""
+    """Sizes in bytes of what travels: a row, an id, and a row's weight in a sum (0 without weights)."""
 
     row_bytes: int
     id_bytes: int
@@ -61,7 +61,7 @@ class Wire:
 
     @property
     def of_copies(self) -> Wire:
-        """Bytes that a copy to a device moves for a row. A copy sends no ids or weights."""
+        """Returns the sizes for copies to a device, which need no ids or weights."""
         return Wire(self.row_bytes, 0)
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:

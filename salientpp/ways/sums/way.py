@@ -60,7 +60,7 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """Decision about one batch."""
+    """Decision about one batch: its sums, and what they replace."""
 
     sums: Sums  # requests to other ranks, besides those for rows
     weight: Tensor | None  # weights of the rows in `sums`, as words of the message
@@ -164,7 +164,7 @@ class SumsOfRows(Way):
         return dataclasses.replace(taken, served=served)
 
     def _served(self, asked: Mapping[str | None, Tensor]) -> Tensor:
-        """Computes the sums that other ranks asked for."""
+        """Computes the sums that other ranks asked for, from this host's rows."""
         weight, size = None, asked[SUMS.name]
         if WEIGHTS.name in asked:
             words = asked[WEIGHTS.name].to(self._fetch.exchange.wire_dtype)
@@ -211,7 +211,7 @@ class SumsOfRows(Way):
         batch.partial = Partial(to_device(target), value, to_device(count), self._reduction, self._weight_name)
 
     def deliver(self, batch: Data | HeteroData, note: Note) -> None:
-        """Marks the tensors that a model could not use correctly without :func:`salientpp.nn.merge_partial`."""
+        """Marks the batch's tensors, so that a model without :func:`salientpp.nn.merge_partial` raises an error."""
         nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
         delivered = Delivered(
             batch.partial, len(edges), int(batch.batch_size), sum(nodes), tuple(itertools.accumulate(edges))

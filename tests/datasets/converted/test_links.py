@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rare import rare
 from raw_links import SPLIT, N, write_ogbl
 
 from salientpp import LinkNeighborLoader, cli
@@ -110,11 +111,11 @@ def test_memory_and_interruptions_do_not_change_link_splits(tmp_path, monkeypatc
     }
 
 
-@pytest.mark.parametrize("form", ["numpy", "tensors"])
+@pytest.mark.parametrize("form", ["tensors", *rare("numpy")])
 def test_resident_memory_stays_below_the_limit(tmp_path, form):
-    # 96 MB of edges. Mapped tensors need 40 MB for pieces; pickled arrays need three times their size in addition.
+    # 72 MB of edges, or 32 MB. Mapped tensors need 40 MB for pieces; pickled arrays need three times their size in addition.
     write_ogbl(tmp_path, "ogbl-ppa")
-    edges = np.random.default_rng(0).integers(0, N, (6_000_000, 2))
+    edges = np.random.default_rng(0).integers(0, N, (4_500_000 if form == "tensors" else 2_000_000, 2))
     train = {"edge": torch.from_numpy(edges) if form == "tensors" else edges}
     torch.save(train, tmp_path / "ogbl_ppa" / "split" / "throughput" / "train.pt")
     program = """
@@ -136,7 +137,7 @@ print(kilobytes("VmHWM") * 1024, asked)
     if form == "numpy":
         refused = run(64, tmp_path / "a")
         assert "reading the arrays of" in refused.stderr and "give at least" in refused.stderr
-    done = run(64 if form == "tensors" else 600, tmp_path / "c")
+    done = run(64 if form == "tensors" else 200, tmp_path / "c")
     assert done.returncode == 0, done.stderr
     peak, asked = map(int, done.stdout.split())
     assert peak <= asked, f"{peak:,} bytes resident, expected at most {asked:,}"

@@ -17,6 +17,7 @@ import torch
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from graphs import random_data, random_hetero
 from peers import peer
+from rare import rare
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData
 
@@ -749,6 +750,8 @@ def test_no_file_runs_code(tmp_path):
         root = WRITERS["glt, pickled"](tmp_path / "parts", data, dealt(data))
         (root / name).write_bytes(pickle.dumps(evil))
         refused(root, f"{root / name}: not read, since it holds more than tensors and plain values (")
+        (root / name).write_bytes(b"\x80\x02cos\x0b\nsystem\n.")  # a damaged name
+        refused(root, f"{root / name}: not read, since it holds more than tensors and plain values (os\\x0b.system)")
         # Code inside the storage of a tensor, which torch stores as a file of its own.
         inner = b"\x80\x02ctorch.storage\n_load_from_bytes\nB" + len(pickle.dumps(evil)).to_bytes(4, "little")
         (root / name).write_bytes(inner + pickle.dumps(evil) + b"\x85R.")
@@ -759,13 +762,14 @@ def test_no_file_runs_code(tmp_path):
     assert ran.exists(), "the code runs if it is not refused"
 
 
-def test_a_randomly_damaged_partition_is_loaded_or_refused_in_one_line(tmp_path):
-    rng = random.Random(7)
+@pytest.mark.parametrize(("seed", "number"), [(8, 20), *rare((7, 60))])
+def test_a_randomly_damaged_partition_is_loaded_or_refused_in_one_line(tmp_path, seed, number):
+    rng = random.Random(seed)
     data = several_types(time=True)
     for writer in WRITERS:
         root = WRITERS[writer](tmp_path / "parts", data, dealt(data))
         files = sorted(file for file in root.rglob("*") if file.is_file())
-        for _ in range(60):
+        for _ in range(number):
             file = rng.choice(files)
             whole = file.read_bytes()
             damaged = bytearray(whole)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from directories import BATCH_SIZE, FANOUTS, contents, edit_manifest, forge_checksums
+from forked_python import python
 from graphs import random_data, random_hetero
+from rare import rare
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -90,8 +91,15 @@ def assert_joined(pieces: tuple[PartGraph, ...], whole: TypedGraph) -> None:
 TIMES = [(None, None), (None, "time"), (None, "edge_time"), ("time", "time"), ("edge_time", "edge_time")]
 
 
-@pytest.mark.parametrize("num_parts", [1, 3, 8])
-@pytest.mark.parametrize(("stored", "asked"), TIMES)
+@pytest.mark.parametrize(
+    ("num_parts", "stored", "asked"),
+    [
+        *((3, *TIMES[0]), (1, *TIMES[1]), (3, *TIMES[2]), (8, *TIMES[3]), (3, *TIMES[4])),
+        *rare(*((3, *times) for times in (TIMES[1], TIMES[3]))),
+        *rare(*((1, *times) for times in (TIMES[0], *TIMES[2:]))),
+        *rare(*((8, *times) for times in (*TIMES[:3], TIMES[4]))),
+    ],
+)
 def test_both_forms_hold_the_same_graph_of_several_types(tmp_path, num_parts, stored, asked):
     cites = {CITES: {"train": torch.arange(0, 300, 7)}}
     options = {"time_attr": stored, "replicate": ("venue", "author"), "edge_split": cites}
@@ -175,7 +183,7 @@ def test_opening_a_part_opens_no_file_of_another_part(tmp_path, time_attr):
     root = tmp_path / "d"
     salientpp.partition(hetero(), 3, root, FANOUTS, BATCH_SIZE, topology="parts", time_attr=time_attr, edge_split=cites)
     done = subprocess.run(
-        [sys.executable, "-c", _OPENED, str(root), "1", time_attr], cwd=ROOT, capture_output=True, text=True, check=True
+        [python(), "-c", _OPENED, str(root), "1", time_attr], cwd=ROOT, capture_output=True, text=True, check=True
     )
     opened = set(done.stdout.split())
     folders = {name.partition("/")[0] for name in opened if "/" in name}

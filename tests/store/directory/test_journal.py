@@ -6,12 +6,12 @@ import errno
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from directories import contents
+from forked_python import python
 from graphs import random_data, random_hetero
 from large_graph import generate
 from steps import Told, stopped_after_each_step
@@ -59,8 +59,15 @@ run(folder / "whole")
 """
 
 
-@pytest.mark.parametrize("typed", [False, True], ids=["one type", "several types"])
-@pytest.mark.parametrize("method", ["metis", "kaminpar"])
+@pytest.mark.parametrize(
+    ("method", "typed"),
+    [
+        pytest.param("metis", False, id="metis-one type", marks=pytest.mark.rare),
+        pytest.param("kaminpar", True, id="kaminpar-several types"),
+        pytest.param("metis", True, id="metis-several types", marks=pytest.mark.rare),
+        pytest.param("kaminpar", False, id="kaminpar-one type", marks=pytest.mark.rare),
+    ],
+)
 def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, method, typed):
     if method == "kaminpar":
         pytest.importorskip("kaminpar")
@@ -69,7 +76,7 @@ def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, met
         dataset = f"converted:{generate(tmp_path / 'graph', num_vertices=400, num_features=32, train_fraction=0.2)}"
     (tmp_path / "to").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED, dataset, method, str(tmp_path / "to")],
+        [python(), "-c", _KILLED, dataset, method, str(tmp_path / "to")],
         cwd=ROOT,
         capture_output=True,
         text=True,

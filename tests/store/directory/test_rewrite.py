@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from directories import BATCH_SIZE, FANOUTS, contents, edit_manifest, names_in
+from forked_python import python
 from graphs import random_data, random_hetero
 from steps import Told, stopped_after_each_step
 from torch_geometric.data import Data, HeteroData
@@ -63,22 +63,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("piece_bytes", [64 * 2**20, 40])
 @pytest.mark.parametrize("case", CASES)
-def test_rewriting_gives_the_bytes_that_partition_writes(tmp_path, monkeypatch, case, piece_bytes):
-    monkeypatch.setattr(rewrite, "_PIECE_BYTES", piece_bytes)
+def test_rewriting_gives_the_bytes_that_partition_writes(tmp_path, monkeypatch, case):
     make, options = CASES[case]
     num_parts = 1 if case == "one part" else 3
     data = make()
     whole, parts = (write(data, num_parts, tmp_path / form, form, **options) for form in ("whole", "parts"))
     before = contents(whole)
-    part = salientpp.rewrite_topology(whole, tmp_path / "a", "parts")
-    assert part.topology == "parts" and part.part_id == (0 if num_parts == 1 else None)
-    assert contents(part.root) == contents(parts)
-    again = salientpp.rewrite_topology(part.root, tmp_path / "b", "whole")
-    assert again.topology == "whole" and contents(again.root) == before == contents(whole)
-    salientpp.load(tmp_path / "a", verify="full")
-    assert names_in(tmp_path) == ["a", "b", "parts", "whole"]
+    sizes = (64 * 2**20, 40) if case in ("one type", "several types") else (40,)
+    for piece_bytes in sizes:
+        monkeypatch.setattr(rewrite, "_PIECE_BYTES", piece_bytes)
+        folder = tmp_path / f"pieces of {piece_bytes}"
+        folder.mkdir()
+        part = salientpp.rewrite_topology(whole, folder / "a", "parts")
+        assert part.topology == "parts" and part.part_id == (0 if num_parts == 1 else None)
+        assert contents(part.root) == contents(parts), piece_bytes
+        again = salientpp.rewrite_topology(part.root, folder / "b", "whole")
+        assert again.topology == "whole" and contents(again.root) == before == contents(whole), piece_bytes
+        salientpp.load(folder / "a", verify="full")
+        assert names_in(folder) == ["a", "b"]
+    assert names_in(tmp_path) == sorted(["parts", *(f"pieces of {size}" for size in sizes), "whole"])
 
 
 @pytest.mark.parametrize("form", ["whole", "parts"])
@@ -145,7 +149,7 @@ def test_a_rewriting_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     data = hetero()
     for form in ("whole", "parts"):
         write(data, 3, tmp_path / form, form, **options)
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([python(), "-c", _KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "d") == contents(tmp_path / "parts")
     assert names_in(tmp_path) == ["d", "parts", "whole"]

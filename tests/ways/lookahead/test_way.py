@@ -5,6 +5,7 @@ However an epoch ends, no batch gets the row of another vertex.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from graphs import random_data, random_hetero
 from one_process import check_batches, whole
+from rare import rare, some_of
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 import salientpp
@@ -44,6 +46,11 @@ def root(request, tmp_path_factory) -> str:
     return str(root)
 
 
+#: Tests for which one form of the topology is enough; with the other one they are rare.
+IN_PARTS = pytest.mark.parametrize("root", ["parts", *rare("whole")], indirect=True)
+IN_WHOLE = pytest.mark.parametrize("root", ["whole", *rare("parts")], indirect=True)
+
+
 def _loader(part: Any, **options: Any) -> NeighborLoader:
     options = {
         "input_nodes": "train", "shuffle": True, "seed": 3, "batch_size": BATCH, "replication_factor": 0.3, "lookahead": 5, **options
@@ -65,26 +72,34 @@ def _right(batch: Any, part: Any) -> bool:
 
 
 def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple[int, int, int]:
-    loader = _loader(salientpp.load(root), **options)
+    """Returns the rows that came from other ranks and from the cache, and those that come in one epoch without lookahead."""
+    part = salientpp.load(root)
+    loader, static = _loader(part, **options), _loader(part, **{**options, "lookahead": 0})
     for _ in range(epochs):
         _check(loader)
+    _check(static)
     stats = loader.stats()
-    return stats.rows_remote, stats.rows_cache, stats.rows_host
+    return stats.rows_remote, stats.rows_cache, static.stats().rows_remote
+
+
+#: (form of the topology, options).
+SOME = [
+    ("parts", {"depth": 1}), ("parts", {"depth": 10, "num_workers": 2}), ("parts", {"lookahead": "auto"}), ("whole", {"lookahead": 1}),
+    ("whole", {"lookahead": 40, "replication_factor": 0.8}), ("whole", {"device_rows": 0.3}), ("whole", {"replication_factor": 0.05, "lookahead": 2}),
+]  # fmt: skip
+OTHERS = [({"parts": "whole", "whole": "parts"}[form], options) for form, options in SOME]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"depth": 1}, {"depth": 2}, {"depth": 10, "num_workers": 2}, {"lookahead": 1}, {"lookahead": 40, "replication_factor": 0.8},
-        {"lookahead": "auto"}, {"replication_factor": 0.05, "lookahead": 2}, {"device_rows": 0.3},
-    ],
+    ("root", "options"),
+    [*SOME, *rare(*OTHERS, ("whole", {"depth": 2}), ("parts", {"depth": 2}))],
+    indirect=["root"],
     ids=str,
-)  # fmt: skip
+)
 def test_batches_are_the_same_and_fetched_rows_equal_the_analysis(root, options):
-    epochs = 3
+    epochs = 2
     alpha, lookahead = options.get("replication_factor", 0.3), options.get("lookahead", 5)
     found = distributed.run(_epochs, 2, root, options, epochs)
-    static = distributed.run(_epochs, 2, root, {**options, "lookahead": 0}, 1)
     part = salientpp.load(root)
     analysis = analyze(
         part,
@@ -95,13 +110,14 @@ def test_batches_are_the_same_and_fetched_rows_equal_the_analysis(root, options)
         assert remote == analysis.of(way="lookahead")[0].remote_rows_per_rank[rank] * epochs
         assert analysis.of(way="lookahead")[0].ahead.windows[rank] > 0
         assert cached > 0
-    assert [rows[0] for rows in static] == list(
+    static = [rows for _, _, rows in found]
+    assert static == list(
         analyze(part, Batches(epochs=1, seed=3), Ways(replication_factors=[alpha], policies=["vip"]))
         .results[0]
         .remote_rows_per_rank
     )
     if options.get("lookahead") == "auto":
-        assert sum(rows[0] for rows in found) < epochs * sum(rows[0] for rows in static)
+        assert sum(rows[0] for rows in found) < epochs * sum(static)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +152,12 @@ def test_scouts_see_exactly_the_vertices_of_every_type():
     assert whole.keys() == seen.keys() and all(torch.equal(ids, seen[name]) for name, ids in whole.items())
 
 
-@pytest.mark.parametrize("lookahead", [5, "auto"])
+@pytest.mark.parametrize(
+    ("root", "lookahead"), [("whole", 5), ("parts", "auto"), *rare(("parts", 5), ("whole", "auto"))], indirect=["root"]
+)
 def test_rows_of_three_ranks_and_of_shared_draws_equal_the_analysis(root, lookahead):
     root = root.replace("two", "three")
-    options = {"shared_draws": "batch", "draw_block": 4, "num_workers": 1, "lookahead": lookahead}
+    options = {"shared_draws": {"vertices": "batch", "block": 4}, "num_workers": 1, "lookahead": lookahead}
     found = distributed.run(_alike, 3, root, options)
     analysis = analyze(
         salientpp.load(root),
@@ -159,6 +177,7 @@ def _alike(rank: int, root: str, options: dict[str, Any]) -> int:
     return loader.stats().rows_remote
 
 
+@IN_PARTS
 def test_memory_never_exceeds_a_static_cache(root):
     assert all(distributed.run(_memory, 2, root))
 
@@ -173,6 +192,7 @@ def _memory(rank: int, root: str) -> bool:
     return True
 
 
+@IN_WHOLE
 def test_a_static_cache_is_used_if_lookahead_saves_nothing(root):
     assert all(distributed.run(_nothing, 2, root))
 
@@ -201,15 +221,14 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     part = salientpp.load(root)
     options: dict[str, Any] = dict(shuffle=True, seed=3, batch_size=BATCH, num_workers=1)
     if what == "links":
-        loaders = [
-            LinkNeighborLoader(part, FANOUTS, neg_sampling="binary", replication_factor=0.5, lookahead=ahead, **options)
-            for ahead in (6, 0)
-        ]
+        pairs = torch.randint(600, (2, 400), generator=torch.Generator().manual_seed(2))
+        options |= {"edge_label_index": pairs, "neg_sampling": "binary", "replication_factor": 0.5}
+        loaders = [LinkNeighborLoader(part, FANOUTS, lookahead=ahead, **options) for ahead in (6, 0)]
     elif what == "trees":
         loaders = [_loader(part, disjoint=True, lookahead=ahead, **options) for ahead in (6, 0)]
     elif what == "logical ranks":
         loaders = [
-            _loader(part, logical_ranks=4, join_logical_ranks=True, lookahead=ahead, **options) for ahead in (6, 0)
+            _loader(part, logical_ranks={"number": 4, "join": True}, lookahead=ahead, **options) for ahead in (6, 0)
         ]
     else:
         loaders = [_loader(part, logical_ranks=4, lookahead=ahead, **options) for ahead in (6, 0)]
@@ -225,7 +244,14 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     return rows[0].rows_remote, rows[1].rows_remote
 
 
-@pytest.mark.parametrize("what", ["links", "trees", "logical ranks", "more logical ranks"])
+@pytest.mark.parametrize(
+    ("root", "what"),
+    [
+        *(("parts", "links"), ("whole", "trees"), ("parts", "logical ranks"), ("whole", "more logical ranks")),
+        *rare(("whole", "links"), ("parts", "trees"), ("whole", "logical ranks"), ("parts", "more logical ranks")),
+    ],
+    indirect=["root"],
+)
 def test_other_ways_to_draw_get_the_same_batches_with_fewer_rows(root, what):
     found = distributed.run(_ways, 2, root, what)
     assert sum(ours for ours, _ in found) < sum(theirs for _, theirs in found)
@@ -282,8 +308,11 @@ def _left_early(rank: int, root: str, depth: int, uneven: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("depth", [1, 2, 10])
-@pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
+ENDS = [("parts", 1, "wrap"), ("parts", 2, "drop"), ("whole", 10, "exact")]
+EVERY_END = [*itertools.product(("parts", "whole"), (1, 2, 10), ("wrap", "drop", "exact"))]
+
+
+@pytest.mark.parametrize(("root", "depth", "uneven"), some_of(ENDS, EVERY_END), indirect=["root"])
 def test_epochs_may_end_anywhere(root, depth, uneven):
     distributed.run(_left_early, 2, root, depth, uneven)
 
@@ -303,6 +332,7 @@ def _resumed(rank: int, root: str) -> bool:
     return len(batches) > 7
 
 
+@IN_PARTS
 def test_a_resumed_epoch_continues_with_and_without_lookahead(root):
     assert all(distributed.run(_resumed, 2, root))
 
@@ -323,6 +353,7 @@ def _lost(rank: int, root: str) -> bool:
     return True
 
 
+@IN_WHOLE
 def test_rows_that_never_came_are_forgotten(root):
     assert all(distributed.run(_lost, 2, root))
 
@@ -346,6 +377,7 @@ def _fails(rank: int, root: str) -> list[str]:
     return said
 
 
+@IN_PARTS
 def test_every_epoch_after_a_failure_raises_an_error(root):
     for said in distributed.run(_fails, 2, root):
         assert len(said) == 2 and all("no more" in text for text in said)
@@ -354,26 +386,30 @@ def test_every_epoch_after_a_failure_raises_an_error(root):
 # --- what it excludes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"lookahead": -2}, "lookahead must be an integer in"),
-        ({"policy": "degree"}, "policy must be 'vip' or 'vip-hop', got 'degree'"),
-        ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
-        ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
-    ],
-)  # fmt: skip
-def test_excluded_options_raise_on_every_rank(root, options, text):
-    for failed in distributed.run(_refused, 2, root, options):
-        assert failed is not None and re.search(text, failed), failed
+#: Options, and the error that names them.
+EXCLUDED = [
+    ({"lookahead": -2}, "lookahead must be an integer in"),
+    ({"policy": "degree"}, "policy must be 'vip' or 'vip-hop', got 'degree'"),
+    ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
+    ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
+]
 
 
-def _refused(rank: int, root: str, options: dict[str, Any]) -> str | None:
-    try:
-        _loader(salientpp.load(root), **options)
-    except ValueError as error:
-        return str(error)
-    return None
+def test_excluded_options_raise_on_every_rank(root):
+    for said in distributed.run(_refused, 2, root):
+        for failed, (options, text) in zip(said, EXCLUDED, strict=True):
+            assert failed is not None and re.search(text, failed), (options, failed)
+
+
+def _refused(rank: int, root: str) -> list[str | None]:
+    said: list[str | None] = []
+    for options, _ in EXCLUDED:
+        try:
+            _loader(salientpp.load(root), **options)
+            said.append(None)
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def test_a_lookahead_cache_cannot_be_shared(root):
@@ -390,22 +426,29 @@ def _own(rank: int, root: str) -> bool:
 # --- on a device --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"device_cache": 0.4}, {"zero_copy": True}, {"device_cache": 0.4, "zero_copy": True}]
-)
-def test_kept_rows_are_put_in_order_on_a_device(root, options):
-    assert all(distributed.run(_packed, 2, root, options))
+ON_A_DEVICE: list[Any] = [
+    0.2,
+    {"part": 0.2, "cache": 0.4},
+    {"part": 0.2, "zero_copy": True},
+    {"part": 0.2, "cache": 0.4, "zero_copy": True},
+]
 
 
-def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
+@IN_PARTS
+def test_kept_rows_are_put_in_order_on_a_device(root):
+    assert all(distributed.run(_packed, 2, root))
+
+
+def _packed(rank: int, root: str) -> bool:
     """Puts batches together as for a device, with the CPU instead of it."""
     part = salientpp.load(root)
-    loader = _loader(part, device_rows=0.2, **options)
-    loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))
-    for _ in range(2):
-        for batch in loader:
-            assert _right(batch, part)
-    assert loader.stats().rows_cache > 0 and ahead_of(loader) is not None
+    for device_rows in ON_A_DEVICE:
+        loader = _loader(part, device_rows=device_rows)
+        loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))
+        for _ in range(2):
+            for batch in loader:
+                assert _right(batch, part), device_rows
+        assert loader.stats().rows_cache > 0 and ahead_of(loader) is not None, device_rows
     return True
 
 
@@ -415,7 +458,7 @@ def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
 def _beside(rank: int, root: str) -> dict[str, int]:
     part, remote = salientpp.load(root), {}
     given = _loader(part, replication_factor=0.1, lookahead=0).cache
-    for name, options in {"none": {}, "device": {"device_cache": 0.4}, "given": {"cache": given}}.items():
+    for name, options in {"none": {}, "device": {"device_rows": {"cache": 0.4}}, "given": {"cache": given}}.items():
         loader = _loader(part, **options)
         for _ in range(2):
             for batch in loader:
@@ -425,6 +468,7 @@ def _beside(rank: int, root: str) -> dict[str, int]:
     return remote
 
 
+@IN_WHOLE
 def test_rows_that_a_rank_has_already_take_no_slots(root):
     for remote in distributed.run(_beside, 2, root):
         assert 0 < remote["device"] < remote["none"] and 0 < remote["given"] < remote["none"]
@@ -435,6 +479,7 @@ def _mapped(rank: int, root: str, options: dict[str, Any]) -> bool:
     return ahead is not None and mapped_from(ahead.planners[None].prior) is not None
 
 
+@IN_PARTS
 def test_probabilities_of_the_directorys_own_workload_are_memory_mapped(root):
     assert all(distributed.run(_mapped, 2, root, {}))
     assert not any(distributed.run(_mapped, 2, root, {"num_neighbors": [2, 2]}))
@@ -452,12 +497,15 @@ def _on_hosts(rank: int, root: str, window: Any, alpha: float) -> tuple[Any, ...
     return ahead is not None, memory, whole, loader.stats().rows_remote, static.stats().rows_remote
 
 
+@IN_WHOLE
 def test_the_ranks_of_a_host_share_its_memory_equally(root):
     for moves, memory, of_host, _, _ in distributed.run(_on_hosts, 4, root, 2, 0.3):
         assert moves and 0 < memory <= of_host // 2 + 8 * -(-600 // 32)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.6])
+@pytest.mark.parametrize(
+    ("root", "alpha"), [("whole", 0.1), ("parts", 0.1), *rare(("whole", 0.6), ("parts", 0.6))], indirect=["root"]
+)
 def test_a_host_keeps_one_cache_if_that_fetches_less(root, alpha):
     # Over parts, the batches that wait would take more memory than the smaller cache.
     pays = alpha == 0.1 and salientpp.load(root).topology == "whole"

@@ -17,16 +17,15 @@ from salientpp.ways.planner.plan import best_of, slowest
 from salientpp.ways.planner.result import Line, Plan, amount
 from salientpp.ways.planner.trials import Batch
 from salientpp.ways.sums.way import SumsOfRows
-from salientpp.ways.topology_cache import TopologyCache
 
-ALL = Budget(1000, device_memory=200, all_rows=10**6, index=40, all_lists=10**6, sums="mean")
+ALL = Budget(1000, device_memory=200, all_rows=10**6, index=40, sums="mean")
 
 
 def test_no_choice_takes_more_than_the_budget():
     for memory in (0, 39, 40, 41, 1000):
         for choice in dataclasses.replace(ALL, memory=memory).choices():
             index = 0 if not choice.cache else (2 if choice.device_cache else 1) * ALL.index
-            assert choice.cache + index + choice.lists <= memory
+            assert choice.cache + index <= memory
             assert choice.device_rows + choice.device_cache <= ALL.device_memory
 
 
@@ -35,41 +34,41 @@ def test_choices_differ_and_begin_with_the_static_cache():
     assert len(set(choices)) == len(choices)
     assert choices[0] == Choice(960, device_rows=200)
     assert any(choice.lookahead for choice in choices) and any(choice.sums for choice in choices)
-    assert any(choice.lists for choice in choices) and any(choice.device_cache for choice in choices)
+    assert any(choice.device_cache for choice in choices)
     assert not any(choice.lookahead and choice.sums for choice in choices)
 
 
-def test_more_rows_and_lists_than_there_are_need_no_memory():
+def test_more_rows_than_there_are_need_no_memory():
     choices = dataclasses.replace(ALL, memory=10**9).choices()
-    assert max(choice.cache for choice in choices) == max(choice.lists for choice in choices) == 10**6
+    assert max(choice.cache for choice in choices) == 10**6
 
 
 def test_ways_that_are_not_possible_are_not_chosen():
-    plain = dataclasses.replace(ALL, looks_ahead=False, sums=None, all_lists=0, device_memory=0)
+    plain = dataclasses.replace(ALL, looks_ahead=False, sums=None, device_memory=0)
     assert plain.choices() == [Choice(960)]
 
 
 def test_given_values_stay():
-    given = {"cache": 0.5, "lists": 77}
+    given = {"cache": 0.5, "device_rows": 77}
     choices = dataclasses.replace(ALL, given=given).choices()
-    assert {(choice.cache, choice.lists) for choice in choices} == {(0.5, 77)}
+    assert {(choice.cache, choice.device_rows) for choice in choices} == {(0.5, 77)}
     assert len(set(choices)) == len(choices)
 
 
-def test_a_given_window_keeps_the_whole_memory_of_its_cache():
+def test_a_given_window_stays():
     choices = dataclasses.replace(ALL, given={"lookahead": 5}, sums=None, device_memory=0).choices()
     assert choices == [Choice(960, 5)]
 
 
 def test_a_choice_makes_its_ways_in_the_order_in_which_they_act():
-    kinds = [type(way) for way in Choice(9, 0, "mean", 5, 3, 2).ways()]
-    assert kinds == [TopologyCache, DeviceRows, Cache, SumsOfRows]
+    kinds = [type(way) for way in Choice(9, 0, "mean", 3, 2).ways()]
+    assert kinds == [DeviceRows, Cache, SumsOfRows]
     assert [type(way) for way in Choice(9, "auto").ways()] == [Lookahead] and Choice().ways() == []
 
 
 @pytest.mark.parametrize("choice", [*ALL.choices(), Choice(0.25, 7), Choice()])
 def test_a_choice_survives_json_and_the_names_of_the_options(choice):
-    again = Choice.of(json.loads(json.dumps(choice.options)))
+    again = Choice.of(json.loads(json.dumps(choice.values)))
     assert again == choice and [type(value) for value in vars(again).values()] == [
         type(value) for value in vars(choice).values()
     ]
@@ -97,7 +96,7 @@ def test_a_small_saving_does_not_replace_the_static_cache():
 
 
 def table(**changes) -> str:
-    lines = [line(Choice(number, "auto", None, number * 3, 5), number / 10) for number in range(1, 30)]
+    lines = [line(Choice(number, "auto", None, number * 3), number / 10) for number in range(1, 30)]
     machines = Machines(Link(1e9), step=Step(seconds=1.0))
     values = {"chosen": lines[20], "lines": lines, "batch": Batch(10, 1.0, 1.0, 1.0, 1.0), "machines": machines}
     return " ".join(str(Plan(**{**values, "memory": 100, "device_memory": 7, "saves": 0.5, **changes})).split())
@@ -105,7 +104,7 @@ def table(**changes) -> str:
 
 def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
     text = table()
-    assert "> lookahead + lists 63% +" in text
+    assert "> lookahead + device rows" in text
     assert "17 slower combinations are not shown" in text
     assert "one more GiB of memory per host would save 0.5 s of an epoch" in text
     assert "no training step" not in text and "this rank holds" not in text

@@ -16,6 +16,7 @@ import distributed
 import pytest
 import torch
 from graphs import random_data, random_hetero
+from rare import rare, some_of
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, GraphSAGE, LEConv, MessagePassing, SAGEConv
 
@@ -151,13 +152,13 @@ def check_all(rank: int, root: str, reductions: list[str], options: dict[str, An
 def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str, int]:
     torch.manual_seed(5)
     seen: Counter[str] = Counter()
-    weight = options.get("partial_weight")
     options, for_device = dict(options), "device" in options
     options.pop("device", None)
-    with_sums = loader_of(root, partial_aggregation=reduction, **options)
+    weight = options.pop("weight", None)
+    with_sums = loader_of(root, partial_aggregation={"reduce": reduction, "weight": weight}, **options)
     if for_device:
         as_for_a_device(with_sums)
-    whole = loader_of(root, **{name: value for name, value in options.items() if name != "partial_weight"})
+    whole = loader_of(root, **options)
     hops = len(options.get("num_neighbors", [5, 4]))
     models = [model_of(make().double(), hops) for make in (WEIGHTED if weight else LAYERS)[reduction]]
     models = [[layer.double() for layer in layers] for layers in models]
@@ -171,7 +172,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
             and sums.reduction == ("mean" if reduction == "auto" else reduction)
         )
         assert torch.equal(ours.n_id[:early], full.n_id[:early])
-        if "join_logical_ranks" not in options:  # with it, a vertex may have several places
+        if "logical_ranks" not in options:  # with it, a vertex may have several places
             assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in the same order"
         assert (
             ours.num_sampled_nodes[:-1] == full.num_sampled_nodes[:-1] and sum(ours.num_sampled_nodes) == ours.num_nodes
@@ -216,8 +217,14 @@ def whole_rows(root: str, n_id: Tensor) -> Tensor:
     return torch.cat([part.rows(part_id)[None]["x"] for part_id in range(part.num_parts)])[n_id]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-@pytest.mark.parametrize("options", [{}, {"partial_weight": "w"}], ids=str)
+OF_WEIGHTS = {"weight": "w"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [(1, {}), (2, {}), (4, OF_WEIGHTS), *rare((1, OF_WEIGHTS), (2, OF_WEIGHTS), (4, {}))],
+    ids=str,
+)
 def test_the_first_layer_and_its_gradients_equal_those_of_whole_batches(roots, parts, options):
     for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], options), []):
         assert found["batches"] > 2
@@ -232,15 +239,15 @@ def test_the_first_layer_and_its_gradients_equal_those_of_whole_batches(roots, p
     "options",
     [
         {"replication_factor": 0.2, "num_workers": 2}, {"replace": True, "depth": 1}, {"num_neighbors": [9]}, {"num_neighbors": [4, 3, 3]},
-        {"shared_draws": "batch", "draw_block": 4}, {"num_neighbors": [-1, 2], "device_rows": 0.3}, {"num_neighbors": [5, 0]},
-        {"weight_attr": "weight"}, {"partial_weight": "w", "replace": True, "num_workers": 2, "replication_factor": 0.2},
-        {"logical_ranks": 4, "join_logical_ranks": True},
+        {"shared_draws": {"vertices": "batch", "block": 4}}, {"num_neighbors": [-1, 2], "device_rows": 0.3}, {"num_neighbors": [5, 0]},
+        {"weight_attr": "weight"}, {"weight": "w", "replace": True, "num_workers": 2, "replication_factor": 0.2},
+        {"logical_ranks": {"number": 4, "join": True}},
     ],
     ids=str,
 )  # fmt: skip
 def test_sums_work_with_caches_replacement_and_other_hops(roots, options):
     for found in sum(
-        distributed.run(check_all, 2, roots[2], ["mean" if "partial_weight" in options else "auto", "max"], options), []
+        distributed.run(check_all, 2, roots[2], ["mean" if "weight" in options else "auto", "max"], options), []
     ):
         assert found["batches"] > 2
         if options.get("num_neighbors") == [5, 0]:
@@ -263,12 +270,18 @@ def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
         assert found["sums"] > 0 and found["bytes"] < found["whole bytes"]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+ON_A_DEVICE = [
+    *[(1, {}), (2, {"device_rows": 0.3, "replication_factor": 0.2, "num_workers": 2}), (1, {"replace": True})],
+    (4, {"weight": "w", "replication_factor": 0.2}),
+]
+EVERY_ON_A_DEVICE = [*itertools.product((1, 2, 4), [options for _, options in ON_A_DEVICE])]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"device_rows": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
+    ("parts", "options"),
+    some_of(ON_A_DEVICE, EVERY_ON_A_DEVICE),
     ids=str,
-)  # fmt: skip
+)
 def test_the_host_sums_rows_that_it_would_copy_to_its_device(roots, parts, options):
     for found in sum(
         distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {**options, "device": 0}), []
@@ -348,10 +361,19 @@ def check_traffic(rank: int, root: str, options: dict[str, Any]) -> tuple[int, .
     return stats.bytes_sent, stats.bytes_received, stats.rows_remote, sums, sources
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.2])
-@pytest.mark.parametrize("partial, weight", [(None, None), ("sum", None), ("sum", "w")])
+@pytest.mark.parametrize(
+    ("alpha", "partial", "weight"),
+    [
+        *((0.2, None, None), (0.0, "sum", None), (0.2, "sum", "w")),
+        *rare((0.0, None, None), (0.2, "sum", None), (0.0, "sum", "w")),
+    ],
+)
 def test_bytes_are_the_sum_of_rows_sums_and_ids(roots, alpha, partial, weight):
-    options = {"replication_factor": alpha, "partial_aggregation": partial, "partial_weight": weight, "uneven": "drop"}
+    options = {
+        "replication_factor": alpha,
+        "partial_aggregation": {"reduce": partial, "weight": weight},
+        "uneven": "drop",
+    }
     asked_of_source = 4 if weight is None else 4 + 8
     found = distributed.run(check_traffic, 2, roots[2], options)
     for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
@@ -373,19 +395,20 @@ def check_counts(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ..
     return stats.rows_remote, stats.rows_partial, sources, asked
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+COUNTED = [
+    (2, {"partial_aggregation": "max"}),
+    (4, {"partial_aggregation": "auto", "replication_factor": 0.3}),
+    (2, {"partial_aggregation": "auto", "shared_draws": {"vertices": "batch", "block": 4}}),
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"partial_aggregation": "max"}, {"partial_aggregation": "auto", "replication_factor": 0.3},
-        {"partial_aggregation": "auto", "shared_draws": "batch", "draw_block": 4},
-    ],
-    ids=str,
-)  # fmt: skip
+    ("parts", "options"), [*COUNTED, *rare(*((6 - parts, options) for parts, options in COUNTED))], ids=str
+)
 def test_fetched_rows_and_sums_equal_the_analysis(roots, parts, options):
     alpha = options.get("replication_factor", 0.0)
     found = distributed.run(check_counts, parts, roots[parts], options)
-    draws = {name: options[name] for name in ("shared_draws", "draw_block") if name in options}
+    draws = {"shared_draws": "batch", "draw_block": 4} if "shared_draws" in options else {}
     analysis = analyze(
         salientpp.load(roots[parts]),
         Batches(epochs=2, seed=3, num_neighbors=[5, 4], batch_size=BATCH, **draws),
@@ -417,7 +440,7 @@ def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
     return whole.stats().rows_host, ours.stats().rows_host, ours.stats().rows_partial_host, sources
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", [2, *rare(1)])
 def test_copies_to_devices_equal_the_analysis(roots, parts):
     analysis = analyze(
         salientpp.load(roots[parts]),
@@ -494,14 +517,17 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"columns": ("x", "z")}, r"sums exactly one attribute .*got columns=\['x', 'z'\]"),
         ({"columns": ()}, r"sums exactly one attribute .*got columns=\[\]"),
         ({"columns": ("z",)}, "sums floating-point rows .* the rows of 'z' are int64"),
-        ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
         (
-            {"partial_weight": "pairs"},
-            r"partial_weight='pairs' must be one real number per edge, \[7000\], got float32 \[7000, 2\]",
+            {"partial_aggregation": {"reduce": "sum", "weight": "no"}},
+            r"partial_aggregation\['weight'\] must name an edge attribute of .*which has .*, w, .*; got 'no'",
         ),
         (
-            {"partial_weight": "w", "partial_aggregation": None},
-            "partial_weight='w' applies only to sums of rows; pass partial_aggregation= too",
+            {"partial_aggregation": {"reduce": "sum", "weight": "pairs"}},
+            r"partial_aggregation\['weight'\]='pairs' must be one real number per edge, \[7000\], got float32 \[7000, 2\]",
+        ),
+        (
+            {"partial_aggregation": {"reduce": None, "weight": "w"}},
+            r"partial_aggregation\['weight'\]='w' applies only to sums of rows; give a reduction as partial_aggregation\['reduce'\] too",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -517,8 +543,8 @@ def test_other_data_and_loaders_raise_a_clear_error(tmp_path):
         NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
     with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader makes batches of edges"):
         LinkNeighborLoader(data, [3], partial_aggregation="sum")
-    with pytest.raises(ValueError, match="partial_weight= is for a NeighborLoader"):
-        LinkNeighborLoader(data, [3], partial_weight="w")
+    with pytest.raises(ValueError, match="partial_aggregation= is for a NeighborLoader"):
+        LinkNeighborLoader(data, [3], partial_aggregation={"weight": "w"})
     hetero = random_hetero()
     hetero["paper"].train_mask = torch.ones(60, dtype=torch.bool)
     salientpp.partition(hetero, 1, tmp_path / "typed", [3], 8, seeds=("paper", "train"))
@@ -583,7 +609,7 @@ def test_a_layer_that_would_be_silently_wrong_raises(roots):
 
 
 def test_weights_other_than_those_in_the_sums_are_refused(roots):
-    batch = next(iter(one(roots[1], input_nodes="train", partial_weight="w")))
+    batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation={"reduce": "sum", "weight": "w"})))
     conv = merge_partial(GraphConv(WIDTH, 6).double())
     plain = merge_partial(SAGEConv(WIDTH, 6, aggr="sum").double())
     expected = conv(batch.x, batch.edge_index, batch.w)
