@@ -49,7 +49,7 @@ def counted_sizes(loader: NeighborLoader, number: int) -> list[dict[Any, int]]:
         turns += [basis.epochs.pieces(epoch, turn) for turn in basis.epochs.order.of_epoch(epoch)[:-1]]
         if len(turns) >= number:
             break
-    return list(in_order(lambda pieces: sizes_of(basis.source.draw_joined(pieces)), turns[:number], "sizes"))
+    return list(in_order(lambda pieces: sizes_of(basis.source.drawing.draw(pieces)), turns[:number], "sizes"))
 
 
 def mean_by_vip(loader: NeighborLoader) -> Tensor:

@@ -23,13 +23,13 @@ from tqdm import tqdm
 
 from salientpp import NeighborSampler
 from salientpp.datasets import load_dataset
+from salientpp.engine.drawing.owners import Expected, make_owners
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.assign import assign_parts
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.divided_batch import shares_of
 from salientpp.store.directory.given_splits import collect_splits
-from salientpp.ways.cooperate.owners import Expected, make_owners
 
 FANOUTS, BATCH = [15, 10, 5], 256
 HOSTS, RANKS = 2, (2, 4)

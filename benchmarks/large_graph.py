@@ -26,7 +26,7 @@ from salientpp.datasets.converted.buckets import MOST_VERTICES
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES
 from salientpp.datasets.converted.convert import Options, write_converted
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, Source, Split, Vertices, counted
+from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, Source, Split, Vertices, counted
 from salientpp.datasets.generated import check_parameters
 from salientpp.progress import Progress
 
@@ -249,7 +249,7 @@ class Model:
         return torch.from_numpy(x)
 
 
-def _pairs(model: Model) -> Edges:
+def _pairs(model: Model) -> EdgeSource:
     """Pairs of a model as edges."""
     total = model.num_pairs
 
@@ -264,7 +264,7 @@ def _pairs(model: Model) -> Edges:
                     min(total, block * _EDGE_BLOCK + first + most),
                 )
 
-    return Edges(pieces, total, total)
+    return EdgeSource(pieces, total, total)
 
 
 def _blocks(model: Model, kind: str, number: int = 0) -> Rows:

@@ -185,7 +185,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     progress.begin(f"{title}: inclusion probabilities")
     caches = Caches(job, policies, alphas, epochs)
     ahead: list[list[lookahead.Known]] = []
-    summed: list[sums.Sums] = []
+    summed: list[sums.SumTraffic] = []
     window, counted = ("auto", 0) if ways.lookahead is None else (ways.lookahead, epochs)
     for host in job.hosts:
         accesses: list[Values] = []
@@ -198,7 +198,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
                 ahead.append(caches_ahead.found)
                 consumers += [caches_ahead] if counted else []
             if ways.sums:
-                summed.append(sums.Sums(job, number, alphas))
+                summed.append(sums.SumTraffic(job, number, alphas))
                 consumers.append(summed[-1])
             of_rank, engine = f"{title}: rank {number} of {ranks}", job.engines[number]
             for epoch in range(epochs):

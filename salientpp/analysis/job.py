@@ -15,6 +15,7 @@ from salientpp.analysis.batches import Batches
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part
+from salientpp.engine.drawing.choose import method_of
 from salientpp.engine.engine import Engine
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.seeds import Seeds, draws_of, edges_of_part, sampler_of_part, vertices_of_part
@@ -96,9 +97,8 @@ class Job:
         rows: dict[str | None, Any] = {type_: {} for type_ in books}
         template, exchanged = PartitionTemplate({}), [(type_, "x") for type_ in types]
         for view, placement in zip(views, placements):
-            source = BatchSource(
-                seeds[view.own_part], sampler, view.exchange, books, rows, template, exchanged, [], "", part=view.own
-            )
+            drawing = method_of(seeds[view.own_part], sampler, view.exchange)
+            source = BatchSource(drawing, books, rows, template, exchanged, [], "", part=view.own)
             shares = Shares(source, numbers, batch_size, True, False, uneven, joined=False, alone=False)
             epochs = Epochs(batches.seed, placement, shares.order(placement, batches.seed), batches.draw_block)
             basis = Basis(alone, source, epochs, torch.device("cpu"), batch_size, repeats=sampler.disjoint)

@@ -22,7 +22,7 @@ from salientpp.analysis.result import Ahead, Volume
 from salientpp.engine.producer import Drawn
 from salientpp.sampling.schedule import Turn
 from salientpp.vip.policies import cache_capacity, plan_cache, score
-from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
+from salientpp.ways.lookahead.forecast import Blocks, ListSizes, Spread
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of
 from salientpp.ways.lookahead.waiting import waiting_bytes
@@ -99,13 +99,13 @@ class Lookahead:
                 self._planners.append((Planner(shape, scores, members), self.found[-1]))
 
     @cached_property
-    def _trial(self) -> Trial:
+    def _trial(self) -> ListSizes:
         if not self._epochs:
-            return Trial.expected(self._remote)
+            return ListSizes.expected(self._remote)
         turns, waiting = self._engine.basis.trial_turns, 0.0
         if self._ends_with_epoch and turns:
             waiting = sum(self._engine.dry(0, lambda drawn: waiting_bytes(drawn.mfg), turns)) / len(turns)
-        return Trial.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
+        return ListSizes.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
         """Yields the coded remote ids of the batches of an epoch."""

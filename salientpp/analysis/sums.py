@@ -25,7 +25,7 @@ from salientpp.ways.sums.plan import Wire
 DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
-class Sums:
+class SumTraffic:
     """Rows and sums that one rank moves, in several cases.
 
     The first cases are the replication factors, and count what the rank fetches. The other cases are the fractions in :data:`DEVICE_FRACTIONS`, and
@@ -70,7 +70,7 @@ class Sums:
         self._measures = []
 
 
-def volumes(ranks: Sequence[Sums], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
+def volumes(ranks: Sequence[SumTraffic], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
     """Returns, for each static cache in ``vip``, what all ranks fetch with sums and as much memory; and for each β, what hosts copy to devices."""
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))

@@ -94,7 +94,8 @@ def _measured(arguments: argparse.Namespace, comm: Comm, device: torch.device) -
     from salientpp.ways.planner.calibrate import calibrate
     from salientpp.ways.planner.machines import Link
 
-    between, part, make_step = _together(comm, lambda: _checked(arguments, comm.rank))
+    with comm.together("calibrate"):
+        between, part, make_step = _checked(arguments, comm.rank)
     basis = _basis(arguments, part, device)
     ranks_by_host = basis.source.exchange.placement.ranks_by_host
     if between is not None:
@@ -122,20 +123,6 @@ def _measured(arguments: argparse.Namespace, comm: Comm, device: torch.device) -
         gradient_bytes=gradient_bytes,
         about={"salientpp": __version__},
     )
-
-
-def _together(comm: Comm, make: Callable[[], Any]) -> Any:
-    """Returns ``make()``, which every rank calls. A mistake on one rank raises on all ranks. Collective."""
-    made, error = None, None
-    try:
-        made = make()
-    except Exception as raised:
-        error = raised
-    try:
-        comm.gather_facts({}, error, task="calibrate")
-    finally:
-        error = None  # otherwise the frame and the traceback would reference each other
-    return made
 
 
 def _checked(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from salientpp.ranks.comm import Comm
+from salientpp.ranks.facts import check_same
 from salientpp.ranks.greeting import check_names
 
 
@@ -31,32 +31,17 @@ class Facts:
     least_label: int | None = None
 
 
-def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> list[Facts]:
-    """Gathers the facts of all ranks, in the order of the ranks. Collective. ``facts`` is None if ``error`` prevented a loader.
+def check_facts(everyone: Sequence[Facts], of: str) -> None:
+    """Checks the facts of all ranks, in the order of the ranks. ``of`` names their group in errors.
 
     Raises:
-        ValueError: on every rank, if a rank could not construct its loader, or if two ranks differ where they must agree. On the rank that could not
-            construct its loader, ``error`` itself is raised.
+        ValueError: two ranks differ where they must agree.
         DifferentVersions: the ranks have different options.
     """
-    try:
-        everyone = comm.gather_facts({} if facts is None else vars(facts), error)
-    finally:
-        error = None  # otherwise this frame and the traceback would keep each other alive
-    told = [Facts(**theirs) for theirs in everyone]
-    check_names([each.same for each in told], comm.of)
-    _check_same(told, comm.of)
-    return told
-
-
-def _check_same(everyone: Sequence[Facts], of: str) -> None:
-    first = everyone[0]
+    first, same = everyone[0], [each.same for each in everyone]
+    check_names(same, of)
+    check_same(same, of)
     for rank, facts in enumerate(everyone):
-        for name, value in facts.same.items():
-            if value != first.same[name]:
-                raise ValueError(
-                    f"all ranks must have the same {name}, got {first.same[name]} on rank 0 and {value} on rank {rank}{of}"
-                )
         if facts.seed_is_given and facts.seed != first.seed:
             theirs = first.seed if first.seed_is_given else f"none (so {first.seed} was drawn)"
             raise ValueError(

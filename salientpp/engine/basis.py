@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.source import BatchSource
-from salientpp.engine.together import draw_together
 from salientpp.ops import return_freed_memory
-from salientpp.processes import in_order, lazy, outside_inference
+from salientpp.processes import lazy, outside_inference
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.cooperation import Cooperation
-from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.sampling.schedule import Turn
 from salientpp.store.tiers import NO_IDS, Tiers
 
 Out = TypeVar("Out")
@@ -101,7 +100,7 @@ class Basis:
     @lazy
     def cooperation(self) -> Cooperation | None:
         """The ranks that compute batches together with this rank. None: this rank computes its batches alone. Read after the vertices are divided."""
-        if self.source.division is None:
+        if self.source.drawing.division is None:
             return None
         placement = self.source.exchange.placement
         return Cooperation(self.comm, placement.ranks_of_host, placement.host)
@@ -128,34 +127,16 @@ class Basis:
         turns = self.epochs.order.trial()
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
-    def draw_each(
-        self,
-        batches: Iterable[Sequence[tuple[Tensor, BatchKeys]]],
-        measure: Callable[[Any], Out],
-        only_vertices: bool = False,
-    ) -> list[Out]:
-        """Returns ``measure(sample)`` for each of these batches, in order. A batch is given by its pieces, see :meth:`Epochs.pieces`.
-
-        Several threads may call ``measure``. If other ranks hold some of the lists, the call is collective: all ranks make it, each for batches of its own, of
-        any number.
-        """
-        source = self.source
-        if source.rounds_topology is not None:
-            drawings = (source.drawing_joined(pieces, only_vertices) for pieces in batches)
-            return draw_together(source.rounds_topology, source.exchange, drawings, measure)
-
-        def measured(pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Out:
-            return measure(source.draw_joined(pieces, only_vertices))
-
-        return list(in_order(measured, batches, "salientpp-draw"))
-
     def trial(self, only_vertices: bool = False) -> list[list[Any]]:
-        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces. See :meth:`draw_each`."""
+        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces.
+
+        Collective under the condition of :meth:`DrawingMethod.draw_each`.
+        """
 
         def draw() -> list[list[Any]]:
             batches = [self.epochs.pieces(0, turn) for turn in self.trial_turns]
             pieces = ([piece] for of_batch in batches for piece in of_batch)
-            mfgs = iter(self.draw_each(pieces, lambda mfg: mfg, only_vertices))
+            mfgs = iter(self.source.drawing.draw_each(pieces, lambda mfg: mfg, only_vertices))
             return [[next(mfgs) for _ in of_batch] for of_batch in batches]
 
         return self.once(("trial", only_vertices), draw)

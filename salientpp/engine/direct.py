@@ -17,7 +17,8 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
 from salientpp.engine.pipeline import StageError, Trace, in_stage
-from salientpp.engine.stages import Finished, Request, current_rows
+from salientpp.engine.request import Request
+from salientpp.engine.stages import Finished, current_rows
 from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places

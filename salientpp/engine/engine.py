@@ -115,10 +115,10 @@ class Engine:
         """
         begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
         batches = [self.basis.epochs.pieces(0, turn) for turn in self.basis.trial_turns]
-        if source.rounds_topology is None:  # in this thread, whose time is measured
+        if not source.drawing.is_collective:  # in this thread, whose time is measured
             tried = [self.producer.drawn(pieces) for pieces in batches]
         else:
-            tried = self.basis.draw_each(batches, self.producer.noted)
+            tried = source.drawing.draw_each(batches, self.producer.noted)
         seconds = (time.thread_time() - begun) / max(1, len(tried))
         return price_of(tried, tiers, source.row_bytes, source.exchange.wire_dtype.itemsize, self.ways, seconds)
 

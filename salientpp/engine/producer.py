@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
@@ -18,12 +17,11 @@ from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.epochs import Draws
 from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Stage
-from salientpp.engine.rounds import Rounds
-from salientpp.engine.stages import Attendance, BatchStages, Request, Sampled
+from salientpp.engine.request import Attendance, Request
+from salientpp.engine.stages import BatchStages, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, completed, forks, may_compute_in_parallel
-from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
@@ -98,10 +96,10 @@ class Producer:
         gather = Threads(1, "salientpp-gather")
         self.stages = BatchStages(self.fetch, self.builder, gather.submit, basis.device, self.ways)
         self.maker = BatchMaker(self.fetch, self.builder)
-        self.workers = SamplingWorkers(basis.num_workers, source, basis.transform_sampler_output)
+        self.workers = SamplingWorkers(basis.num_workers, source.drawing, basis.transform_sampler_output)
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)
-        self._rounds, self.waits = self._make_rounds(), self._agree_on_waits()
+        self._rounds, self.waits = source.drawing.stages(self.workers.scout), self._agree_on_waits()
         self._driver = Threads(1, "salientpp-drive")
         self._forks = forks()
 
@@ -113,19 +111,9 @@ class Producer:
         """True if batches are made in one call from rows that are all in this process."""
         return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
 
-    def _make_rounds(self) -> list[list[Stage]]:
-        """Returns the runs of stages that draw batches in rounds, or none if this process holds every list."""
-        source = self.basis.source
-        topology = source.rounds_topology
-        if topology is None or not isinstance(source.sampler, NeighborSampler):
-            return []
-        induced = source.sampler.subgraph_type == SubgraphType.induced
-        number = topology.num_rounds(len(source.sampler.fanouts[0]), induced)
-        return Rounds(topology, source.exchange, self.workers).list(number)
-
     def _agree_on_waits(self) -> int:
         """Returns the number of ticks that drawn batches wait. It is the same on all ranks, because the ranks move through the stages together."""
-        if self.basis.source.rounds_topology is None:
+        if not self.basis.source.drawing.is_collective:
             return 0
         own = max((way.waits for way in self.ways), default=0)
         return max(waits for (waits,) in self.basis.comm.gather_numbers([own]))
@@ -158,10 +146,8 @@ class Producer:
         pieces = draws.pieces(turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
-        in_rounds = self.basis.source.rounds_topology is not None
-        request = self.workers.request_rounds if in_rounds else self.workers.request
-        requested = request(draws.epoch, turn.tick, pieces, self._maker)
-        ahead = [] if in_rounds else [way for way in self.ways if way.ahead]
+        requested = self.workers.request(draws.epoch, turn.tick, pieces, self._maker)
+        ahead = [] if self.basis.source.drawing.is_collective else [way for way in self.ways if way.ahead]
         if not ahead:
             return Request(turn.tick, requested, draws, attendance)
         # Without sampling threads, this thread draws the batch now.
@@ -222,8 +208,8 @@ class Producer:
         return made.batch
 
     def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
-        """Draws a batch of these pieces and looks up the places of its rows. Several threads may call it. ``only_vertices``: see :meth:`BatchSource.draw`."""
-        return self.noted(self.basis.source.draw_joined(pieces, only_vertices))
+        """Draws a batch of these pieces and looks up the places of its rows. Several threads may call it. See :meth:`DrawingMethod.draw`."""
+        return self.noted(self.basis.source.drawing.draw(pieces, only_vertices))
 
     def noted(self, mfg: Mfg) -> Drawn:
         return Drawn.of(mfg, self.ways, self.fetch.look_up)

@@ -28,7 +28,8 @@ from typing_extensions import Self
 from salientpp.engine.epochs import TurnsOfEpoch
 from salientpp.engine.pipeline import Pipeline, StageError, traced
 from salientpp.engine.producer import ByHand, Producer
-from salientpp.engine.stages import LAST_STAGE, Finished, Request
+from salientpp.engine.request import Request
+from salientpp.engine.stages import LAST_STAGE, Finished
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
@@ -398,7 +399,7 @@ class Epoch:
             self.run.leave()
 
 
-class Rounds(Epoch):
+class EpochOfRounds(Epoch):
     """Iterator that ``loader.rounds()`` returns: the same epoch, one round at a time."""
 
     def __init__(self, run: Run) -> None:

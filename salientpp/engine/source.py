@@ -7,30 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 
 from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.engine.connected import Connected
-from salientpp.engine.division import Division
+from salientpp.engine.drawing.choose import method_of
+from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.seeds import Seeds
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
-from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
-from salientpp.sampling.edge_rows import joined_rows
-from salientpp.sampling.held_lists import Reads
-from salientpp.sampling.in_rounds import drawing_of, in_step
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.sampling.part_topology import Drawing, PartTopology
-from salientpp.sampling.schedule import BatchKeys
+from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.stored import is_remote
-from salientpp.sampling.topology import Mfg
-from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
@@ -50,6 +43,7 @@ class BatchSource:
     """Everything that batches are made from.
 
     Attributes:
+        drawing: draws the batches.
         books: per vertex type, the partition book of its rows. It has a single part if every rank has all rows.
         rows: per vertex type, the rows of this part by attribute name.
         exchanged: columns that every sampled vertex gets.
@@ -59,12 +53,9 @@ class BatchSource:
         part: for a partitioned graph, the view whose part has this rank's seeds.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
         frames: per vertex type and edge type, the tables that batches have, by attribute name. The other attributes here have their columns.
-        division: divides each batch among the ranks of the host, if they compute it together.
     """
 
-    seeds: Seeds
-    sampler: BaseSampler
-    exchange: Exchange
+    drawing: DrawingMethod
     books: Mapping[str | None, PartitionBook]
     rows: RowsByType
     template: DataTemplate | StoreTemplate | PartitionTemplate
@@ -75,7 +66,19 @@ class BatchSource:
     part: PartitionedGraph | None = None
     narrow: Mapping[Column, Narrow] = field(default_factory=dict)
     frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
-    division: Division | None = None
+
+    @property
+    def seeds(self) -> Seeds:
+        return self.drawing.seeds
+
+    @property
+    def sampler(self) -> BaseSampler:
+        return self.drawing.sampler
+
+    @property
+    def exchange(self) -> Exchange:
+        """Gets rows that this process does not hold."""
+        return self.drawing.exchange
 
     def rows_of(self, column: Column) -> RowSource:
         """Returns a column's rows in the form in which tiers and messages hold them, which may be encoded."""
@@ -89,89 +92,6 @@ class BatchSource:
     def narrow_of(self, type_: str | None) -> dict[str, Narrow]:
         """Returns ``narrow`` for the attributes of one type."""
         return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
-
-    def draw(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
-        """Samples the MFG of the seeds at these positions. With ``only_vertices``, its edges may be missing. A user's sampler gets no key."""
-        inputs = _chosen(self.seeds.inputs, positions)
-        if isinstance(self.sampler, BidirectionalNeighborSampler):
-            mfg = self.seeds.draw(inputs, key=keys.batch)
-        elif not isinstance(self.sampler, NeighborSampler):
-            mfg = self.seeds.draw(inputs)
-        else:
-            named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}
-            # A user's subclass may override a method that would take this argument.
-            if only_vertices and type(self.sampler) is NeighborSampler:
-                named["only_vertices"] = True
-            mfg = self.seeds.draw(inputs, key=keys.batch, **named)
-        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
-            mfg.metadata = (inputs.input_id, inputs.time)
-        return mfg
-
-    def draw_joined(
-        self,
-        pieces: Sequence[tuple[Tensor, BatchKeys]],
-        only_vertices: bool = False,
-        turn: tuple[int, int] | None = None,
-    ) -> Mfg:
-        """Samples the pieces, each with its own keys, and joins their MFGs into one. It takes the arguments of :meth:`draw`.
-
-        If the ranks of the host compute batches together, returns this rank's share.
-
-        Args:
-            turn: epoch of the batch, and its tick in the epoch. None: the batch is drawn outside an epoch, or for a plan.
-        """
-        if self.division is None:
-            return self._draw_whole(pieces, only_vertices)
-        if only_vertices:
-            return self.division.own_vertices(self._draw_whole(pieces, True))
-        return self.division.share(lambda: self._draw_whole(pieces), pieces[0][1], turn)
-
-    def draw_vertices(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> list[Mfg]:
-        """Samples the pieces as :meth:`draw_joined`, without joining them. Only ``node`` of each MFG is right: the vertices that this rank computes."""
-        mfgs = [self.draw(*piece, only_vertices=True) for piece in pieces]
-        return mfgs if self.division is None else list(map(self.division.own_vertices, mfgs))
-
-    def _draw_whole(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
-        """Samples a whole batch as :meth:`draw_joined`, without division among the ranks of a host."""
-        if len(pieces) == 1:
-            return self.draw(*pieces[0], only_vertices=only_vertices)
-        inputs = self.seeds.inputs
-        mfgs = [self.draw(positions, keys) for positions, keys in pieces]
-        return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
-
-    @property
-    def rounds_topology(self) -> PartTopology | None:
-        """The topology, if ranks must draw batches together because they hold different neighbour lists; else None."""
-        topology = getattr(self.sampler, "topology", None)
-        return topology if isinstance(topology, PartTopology) and topology.is_shared else None
-
-    def drawing(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Drawing:
-        """Samples as :meth:`draw`, in rounds."""
-        assert isinstance(self.sampler, NeighborSampler)  # a partitioned graph has no other
-        inputs = _chosen(self.seeds.inputs, positions)
-        return (
-            yield from drawing_of(
-                self.sampler,
-                inputs,
-                self.seeds.negatives,
-                key=keys.batch,
-                draw_key=keys.draws,
-                only_vertices=only_vertices,
-            )
-        )
-
-    def drawing_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawing:
-        """Samples as :meth:`draw_joined`, in rounds. The pieces share the packets of a round."""
-        drawings = [self.drawing(*piece, only_vertices=only_vertices) for piece in pieces]
-        mfgs = yield from in_step(drawings)
-        if len(mfgs) == 1:
-            return mfgs[0]
-        inputs = self.seeds.inputs
-        joined: Any = disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
-        joined.edge_rows = joined_rows([mfg.edge_rows for mfg in mfgs])
-        joined.reads = reduce(Reads.plus, (mfg.reads for mfg in mfgs))
-        joined.list_bytes = sum(mfg.list_bytes for mfg in mfgs)
-        return joined
 
     @property
     def travelling(self) -> list[str | None]:
@@ -191,14 +111,6 @@ class BatchSource:
         """Returns the columns that every sampled vertex gets from a ``Data``, with its current rows."""
         columns = {} if isinstance(self.template, PartitionTemplate) else self.template.columns()
         return _in_memory(columns) | {column: self.rows_of(column) for column in self.exchanged if column in self.own}
-
-
-def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
-    """Returns ``inputs[positions]``. For plain seeds it avoids PyG's indexing, which takes longer than many batches do."""
-    if type(inputs) is not NodeSamplerInput or inputs.time is not None:
-        return inputs[positions]
-    input_id = positions if inputs.input_id is None else inputs.input_id.index_select(0, positions)
-    return NodeSamplerInput(input_id, inputs.node.index_select(0, positions), None, inputs.input_type)
 
 
 def open_data(
@@ -232,9 +144,7 @@ def open_data(
     exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
     columns = {**_in_memory(template.columns()), **own}
     return BatchSource(
-        seeds=seeds,
-        sampler=sampler,
-        exchange=exchange,
+        drawing=method_of(seeds, sampler, exchange),
         books=books,
         rows=by_type(books, columns),
         template=template,
@@ -291,9 +201,7 @@ def open_partition(
     for column in sorted(own, key=words.__getitem__):
         fingerprint += f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
     return BatchSource(
-        seeds=seeds,
-        sampler=sampler,
-        exchange=exchange,
+        drawing=method_of(seeds, sampler, exchange),
         books=books,
         rows=by_type(books, {**known, **encoded}),
         narrow=narrow,

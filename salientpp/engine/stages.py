@@ -24,8 +24,8 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.batch.attributes import storage_of
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
-from salientpp.engine.epochs import Draws
 from salientpp.engine.pipeline import Stage, Trace, record_stream, tensors_in, traced
+from salientpp.engine.request import Request
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.mail import Letter
@@ -66,40 +66,6 @@ class Sampled:
     notes: Mapping[str, Any] = field(default_factory=dict)
     asks: Mapping[str | None, Wanted | Places] = field(default_factory=dict)
     finding: Task | Future | None = None
-
-
-@dataclass(eq=False)
-class Attendance:
-    """Tells the batches of an epoch whether this rank still wants them.
-
-    Attributes:
-        idle: returns the state, without a batch, for a tick of a rank that has left.
-        has_left: True once this rank has left the epoch.
-    """
-
-    idle: Callable[[int], Sampled]
-    has_left: bool = False
-
-
-@dataclass(frozen=True)
-class Request:
-    """Request for a batch. ``index`` is its tick. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
-
-    index: int
-    sampling: Task | Future | Undone
-    draws: Draws | None = None
-    attendance: Attendance | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        """False if this rank has left the epoch. The user's code no longer runs for the batch then, and it asks other ranks for nothing."""
-        return self.attendance is None or not self.attendance.has_left
-
-    def result(self) -> Any:
-        """Waits for the sampled batch, or for the next round in which it is drawn."""
-        if self.attendance is None or self.is_wanted:
-            return self.sampling.result()
-        return self.attendance.idle(self.index)
 
 
 @dataclass(frozen=True, eq=False)

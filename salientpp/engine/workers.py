@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.pipeline import Trace, traced
-from salientpp.engine.source import BatchSource
 from salientpp.processes import Lock, Task, Threads, Undone, after_fork
 from salientpp.sampling.held_lists import Reads
-from salientpp.sampling.in_rounds import Round
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.topology import Mfg
 
@@ -38,12 +38,12 @@ class SamplingWorkers:
         transform: the user's ``transform_sampler_output``; it may be set later.
 
     Attributes:
-        reads: lists that were read for the batches of :meth:`request_rounds`, since they were last reset.
+        reads: lists that were read for the batches of :meth:`request`, if other ranks hold some, since they were last reset.
     """
 
-    def __init__(self, number: int, source: BatchSource, transform: Callable[[Any], Any] | None) -> None:
+    def __init__(self, number: int, drawing: DrawingMethod, transform: Callable[[Any], Any] | None) -> None:
         self._threads = Threads(number, "salientpp-sample") if number else None
-        self._source, self.transform = source, transform
+        self._drawing, self.transform = drawing, transform
         self._initialiser: _OncePerThread | None = None
         self._lock = Lock()
         self.reads = Reads()
@@ -56,18 +56,12 @@ class SamplingWorkers:
     def request(
         self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker
     ) -> Task | Undone:
-        """Requests that batch ``index`` of an epoch be sampled and made.
+        """Requests that batch ``index`` of an epoch be sampled and made, or only begun if stages continue the draw.
 
         Args:
             pieces: for each piece, the int64 [B] positions of its seeds, and the keys of its draws. All pieces become one batch.
         """
         return self.scout(self._work, epoch, index, pieces, maker)
-
-    def request_rounds(
-        self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker
-    ) -> Task | Undone:
-        """Requests batch ``index`` as :meth:`request`, but only until its first round (:mod:`salientpp.engine.rounds`)."""
-        return self.scout(self._until_round, index, pieces, maker)
 
     def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
         """Runs ``function(*args)`` in a sampling thread, such as a draw for a lookahead cache."""
@@ -81,21 +75,17 @@ class SamplingWorkers:
         return function(*args)
 
     def _work(self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
-        with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
-            mfg = self._source.draw_joined(pieces, turn=(epoch, index))
-            share = getattr(mfg, "share", None)
-            num_seeds = sum(positions.numel() for positions, _ in pieces) if share is None else share.own[0]
-            return self.prepare(index, mfg, num_seeds, maker)
-
-    def _until_round(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         num_seeds = sum(positions.numel() for positions, _ in pieces)
-        drawing = self._source.drawing_joined(pieces)
-        return Round.begin(drawing, lambda mfg: self._prepare_drawn(index, mfg, num_seeds, maker))
+        with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
+            finish = partial(self._prepare_drawn, index, num_seeds, maker)
+            return self._drawing.begin(pieces, (epoch, index), finish)
 
-    def _prepare_drawn(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
-        with self._lock:
-            self.reads = self.reads.plus(mfg.reads)
-        return self.prepare(index, mfg, num_seeds, maker)
+    def _prepare_drawn(self, index: int, num_seeds: int, maker: Maker, mfg: Any) -> Any:
+        if self._drawing.is_collective:
+            with self._lock:
+                self.reads = self.reads.plus(mfg.reads)
+        share = getattr(mfg, "share", None)
+        return self.prepare(index, mfg, num_seeds if share is None else share.own[0], maker)
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
         """Makes the result of a request from a sampled batch."""
@@ -106,7 +96,7 @@ class SamplingWorkers:
             mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
             for name, value in kept.items():
                 setattr(mfg, name, value)
-        permutation = self._source.sampler.edge_permutation
+        permutation = self._drawing.sampler.edge_permutation
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         return maker.make(index, mfg, num_seeds)

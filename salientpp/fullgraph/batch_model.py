@@ -22,7 +22,7 @@ from salientpp.fullgraph.recompute import Recompute
 from salientpp.fullgraph.trimmed_share import trimmed
 from salientpp.nn.layers import linear_form, pair_of, source_names
 from salientpp.nn.products import reduce_sources
-from salientpp.nn.trace import Plan
+from salientpp.nn.trace import TrimPlan
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.sampling.host_share import HostShare
 
@@ -40,7 +40,7 @@ class BatchModel(DistributedModel):
         self, module: torch.nn.Module, job: Ranks, host: Ranks, recompute: Recompute, error: Exception | None
     ) -> None:
         super().__init__(module, _empty(job, host), recompute=recompute, error=error)
-        self._plans: dict[Any, Plan] = {}  # of a trimmed model
+        self._plans: dict[Any, TrimPlan] = {}  # of a trimmed model
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with trimmed(self, self._plans, x, args, kwargs):

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.fullgraph.cut import minimum_cover
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Operand, Sparse, operand_of, wide
 from salientpp.fullgraph.rank_graph import Hop
 from salientpp.ranks.placement import runs
-from salientpp.ways.planner.cut import minimum_cover
 
 
 @dataclass(frozen=True)

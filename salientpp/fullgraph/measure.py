@@ -12,15 +12,15 @@ import torch
 
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.problem import Constants
 from salientpp.fullgraph.product import Sparse, multiplied
-from salientpp.ways.planner.full_graph import Constants
 from salientpp.ways.planner.rates import wait_for_device
 
 #: Rows and columns of the timed products, and number of repetitions.
 _ROWS, _WIDTH, _TIMES = 4096, 64, 5
 
 
-def calibrate(graph: LocalGraph) -> Constants:
+def measured_constants(graph: LocalGraph) -> Constants:
     """Measures the constants of these ranks. Every rank gets the same values. Collective; the measurement takes a fraction of a second."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32

@@ -29,6 +29,7 @@ from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import Replaced, linear_form, name_of, pair_of, source_names, with_helpers
 from salientpp.nn.trim import trimming_of
+from salientpp.ranks.facts import check_same
 
 
 class DistributedModel(torch.nn.Module):
@@ -348,34 +349,21 @@ def _agree(
     error: Exception | None,
 ) -> None:
     """Checks that the model can be distributed and is the same on every rank, then copies rank 0's values to all."""
-    facts: dict[str, Any] = {"tensors": [], "layout": repr(asked)}
-    try:
-        if error is not None:
-            raise error
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
-        facts |= recompute.prepare()
-        _check(module, graph, layout)
-        facts["tensors"] = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()]
-    except Exception as raised:
-        error = raised
+    comm = graph.job.comm
     try:
         graph.job.agree("distribute")
-        everyone = graph.job.comm.gather_facts(facts, error, "distribute its model")
+        with comm.together("distribute its model") as facts:
+            if error is not None:
+                raise error
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+            arguments = {"layout": repr(asked), **recompute.prepare()}
+            _check(module, graph, layout)
+            tensors = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()}
+            facts.mine = {"model": tensors, **arguments}
     finally:
         error = None  # otherwise this frame and the traceback would reference each other
-    first, of = everyone[0], graph.job.comm.of
-    for rank, theirs in enumerate(everyone):
-        if theirs["tensors"] != first["tensors"]:
-            differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
-            raise ValueError(
-                f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
-            )
-        for name in [name for name in facts if name != "tensors"]:  # in this order on every rank
-            if theirs[name] != first[name]:
-                raise ValueError(
-                    f"all ranks must have the same {name}, got {first[name]} on rank 0 and {theirs[name]} on rank {rank}{of}"
-                )
+    check_same(facts.everyone, comm.of, by_entry="model")
     with torch.no_grad():
         for tensor in _tensors(module).values():
             _from_rank_0(tensor, graph.job)

@@ -18,6 +18,7 @@ from salientpp.fullgraph.preload import preloaded
 from salientpp.graph.csc import Graph
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.ranks.facts import check_same
 from salientpp.ranks.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.target_lists import TargetLists
@@ -94,39 +95,21 @@ def _opened(
     Args:
         facts: further values that must be equal on all ranks.
     """
-    opened: list[Any] = []
-    error: Exception | None = None
-    try:
+    with comm.together("open its part") as told:
         if isinstance(data, PartitionedGraph):
-            *opened, facts["contents"] = _of_directory(data, comm)
+            lists, bounds, rows, splits, contents = _of_directory(data, comm)
         else:
-            *opened, facts["contents"] = _of_data(data, comm, offsets)
-        x = opened[2].get("x")
-        facts.update(
-            offsets=list(opened[1]),
-            edges=opened[0].num_edges,
-            x="none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}",
-            rows=[*opened[2]],
-        )
-    except Exception as raised:
-        error = raised
-    try:
-        everyone = comm.gather_facts(facts, error, "open its part")
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name, value in theirs.items():
-            if value != first[name] and name != "contents":
-                raise ValueError(
-                    f"all ranks must open the same graph, got {name} {first[name]} on rank 0 and {value} on rank {rank}{comm.of}"
-                )
-        differing = [name for name, value in theirs["contents"].items() if value != first["contents"].get(name)]
-        if differing:
-            raise ValueError(
-                f"all ranks must open the same graph, but rank 0 and rank {rank}{comm.of} have different contents of {', '.join(differing)}"
-            )
-    lists, bounds, rows, splits = opened
+            lists, bounds, rows, splits, contents = _of_data(data, comm, offsets)
+        x = rows.get("x")
+        told.mine = {
+            **facts,
+            "offsets": list(bounds),
+            "number of edges": lists.num_edges,
+            "x": "none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}",
+            "names of rows": [*rows],
+            "contents": contents,
+        }
+    check_same(told.everyone, comm.of, "open a graph with", by_entry="contents")
     with comm.reporting("open its part"):
         rows = {name: value.to(at) for name, value in rows.items()}
         if dtype is not None and "x" in rows:

@@ -1,6 +1,6 @@
 """Plans of full-graph training: what each rank fetches, caches, recomputes or gets as sums.
 
-:mod:`salientpp.ways.planner.full_graph` has the costs and the minimum cut. Here the costs come from timed steps of the model.
+:mod:`salientpp.fullgraph.problem` has the costs and the minimum cut. Here the costs come from timed steps of the model.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 
 from salientpp.arguments import as_amount
 from salientpp.fullgraph.local import LocalGraph
-from salientpp.fullgraph.measure import calibrate
+from salientpp.fullgraph.measure import measured_constants
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.preload import PreloadedGraph
+from salientpp.fullgraph.problem import MOST_ARCS, Constants, Costs, Decision, Problem
 from salientpp.fullgraph.trial import can_recompute, step_times
+from salientpp.ranks.facts import check_same
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.ways.planner.full_graph import MOST_ARCS, Choice, Constants, Costs, Problem
 
 _KINDS = ("cut", "fetch", "cache", "recompute", "sum")
 _UNIT = Constants(1.0, 1.0, 1.0)
@@ -39,7 +40,7 @@ class Plan:
     name: str
     graph: LocalGraph = field(repr=False)
     problem: Problem = field(repr=False)
-    choice: Choice = field(repr=False)
+    choice: Decision = field(repr=False)
 
     def summary(self) -> dict[str, float]:
         """Returns this rank's forecast of a step.
@@ -84,48 +85,35 @@ def plan_for(
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
         costs = Costs(widths, backward, products, constants or _UNIT, itemsize)
         if constants is None and graph.ranks.size > 1:
-            costs = costs.timed(step_times(base, arguments), calibrate(graph))
+            costs = costs.timed(step_times(base, arguments), measured_constants(graph))
         problem = _problem(graph, costs, can_recompute(graph, arguments) and kind in ("cut", "recompute"))
         return _planned(graph, problem, kind, problem.solve(budget) if kind == "cut" else problem.pure(kind))
 
 
 def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
     """Checks the arguments of :func:`plan_for` on all ranks, and returns the budget in bytes. Collective."""
-    error: Exception | None = None
-    amount: float | None = inf
-    try:
+    comm = graph.job.comm
+    graph.job.agree("plan_for")
+    with comm.together("plan") as facts:
+        facts.mine = {"kind": repr(kind), "memory": repr(memory), "constants": repr(constants)}
+        if kind not in _KINDS:
+            raise ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
         amount = inf if memory is None else as_amount(memory)
-    except Exception as raised:
-        error = raised
-    if kind not in _KINDS:
-        error = ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
-    elif error is None and (amount is None or 0 < amount < 1):
-        error = ValueError(f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}')
-    elif constants is not None and not isinstance(constants, Constants):
-        error = TypeError(f"constants must be a Constants or None, got {type(constants).__name__}")
-    elif isinstance(graph, PreloadedGraph):
-        error = ValueError(
-            "plan_for needs a part without preload, because a preloaded part has the rows of other hosts already; pass another layout to distribute, or open "
-            "the part without preload"
-        )
-    elif graph.is_planned:
-        error = ValueError(
-            "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
-        )
-    given = {"kind": repr(kind), "memory": repr(memory), "constants": repr(constants)}
-    try:
-        graph.job.agree("plan_for")
-        everyone = graph.job.comm.gather_facts(given, error, "plan")
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
-    for rank, theirs in enumerate(everyone):
-        for name, value in theirs.items():
-            if value != everyone[0][name]:
-                raise ValueError(
-                    f"all ranks must call plan_for with the same {name}, got {everyone[0][name]} on rank 0 and {value} on rank "
-                    f"{rank}{graph.job.comm.of}"
-                )
-    return float(amount or 0)
+        if amount is None or 0 < amount < 1:
+            raise ValueError(f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}')
+        if constants is not None and not isinstance(constants, Constants):
+            raise TypeError(f"constants must be a Constants or None, got {type(constants).__name__}")
+        if isinstance(graph, PreloadedGraph):
+            raise ValueError(
+                "plan_for needs a part without preload, because a preloaded part has the rows of other hosts already; pass another layout to distribute, "
+                "or open the part without preload"
+            )
+        if graph.is_planned:
+            raise ValueError(
+                "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
+            )
+    check_same(facts.everyone, comm.of, "call plan_for with")
+    return float(amount)
 
 
 @contextlib.contextmanager
@@ -151,7 +139,7 @@ def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:
     return Problem.of(graph.offsets, graph.ranks.rank, edges, graph.others.into, costs, may_recompute)
 
 
-def _planned(graph: LocalGraph, problem: Problem, name: str, choice: Choice) -> Plan:
+def _planned(graph: LocalGraph, problem: Problem, name: str, choice: Decision) -> Plan:
     """Carries out a choice: returns the plan with the part under it. Collective."""
     rows = [problem.candidates[each] for each in problem.fetched(choice)[: problem.num_levels]]
     is_kept = choice.depths >= 0

@@ -172,21 +172,14 @@ def _divided(job: Ranks, host: Ranks, edges: _Induced, is_shared: bool, seed: in
     owner = torch.arange(number, device="cpu") * host.size // max(1, number)
     if not is_shared:
         return owner
-    error, is_cut = None, 1 < host.size <= number
+    is_cut = 1 < host.size <= number
     ends = [gathered_at_first(host, each) for each in (edges.target, edges.source)]
-    try:
+    job.agree("to divide the graphs of the hosts")
+    with job.comm.patient(), job.comm.together("divide the graph of its host"):  # a partitioner may take minutes
         if is_cut and host.rank == 0:
             target, source = ends[0].sort(stable=True).values, ends[1][ends[0].argsort(stable=True)]
             indptr = torch.nn.functional.pad(torch.bincount(target, minlength=number).cumsum(0), (1, 0))
             owner = assign_parts(Graph(indptr, source), host.size, seed=seed).assignment
-    except Exception as raised:
-        error = raised
-    try:
-        with job.comm.patient():  # a partitioner may take minutes
-            job.agree("to divide the graphs of the hosts")
-        job.comm.gather_facts({}, error, "divide the graph of its host")
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
     if not is_cut:
         return owner
     return gathered(host, owner if host.rank == 0 else owner[:0])

@@ -24,8 +24,8 @@ from torch import Tensor
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.outputs import tensors_of
+from salientpp.fullgraph.problem import StepTimes
 from salientpp.store.rows import TensorRows
-from salientpp.ways.planner.full_graph import StepTimes
 from salientpp.ways.planner.rates import wait_for_device
 
 #: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.

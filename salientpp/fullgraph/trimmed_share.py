@@ -26,8 +26,8 @@ from salientpp.nn.layers import Replaced, pair_of, with_helpers
 from salientpp.nn.planned import most
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
-from salientpp.nn.run import Run
-from salientpp.nn.trace import Call, Plan
+from salientpp.nn.run import TrimmedRun
+from salientpp.nn.trace import Call, TrimPlan
 from salientpp.nn.trim import MAX_PLANS, keys_of, trimming_of
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation
@@ -38,7 +38,7 @@ _KNOWN = ("torch.", "torch_geometric.")
 
 @contextlib.contextmanager
 def trimmed(
-    model: DistributedModel, plans: dict[Any, Plan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: DistributedModel, plans: dict[Any, TrimPlan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
     """Context for a call of a distributed model on this rank's share of a batch. If the module is trimmed, its layers compute only the needed rows.
 
@@ -84,7 +84,7 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
     return key, tuple(number for (number,) in told)
 
 
-def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan:
     """Records a call's plan on each rank. Each layer of the result has the most hops that a rank of the host found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:
@@ -103,8 +103,8 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
     return [most(calls) for calls in zip(*plans, strict=True)]
 
 
-class ShareRun(Run):
-    def __init__(self, model: DistributedModel, plan: Plan, hops: Hops) -> None:
+class ShareRun(TrimmedRun):
+    def __init__(self, model: DistributedModel, plan: TrimPlan, hops: Hops) -> None:
         super().__init__(model.module, plan, hops, sys._getframe())
         self._distributed = model
         self._graph = cast(BatchGraph, model.graph)

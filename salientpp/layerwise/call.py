@@ -17,7 +17,7 @@ from salientpp.engine.option import integer
 from salientpp.engine.source import BatchSource
 from salientpp.graph.csc import runs_of_vertices
 from salientpp.layerwise.layers import TRIED_ROWS, Network, digests_of, network_of, try_out
-from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.layerwise.normalisation import LayerEdges, Normalisation
 from salientpp.layerwise.parts import (
     ROWS,
     check_folder,
@@ -135,7 +135,9 @@ class Call:
     @torch.no_grad()
     def __call__(self, batch: Data) -> None:
         layer = self.network.layers[self.number]
-        edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
+        edges = LayerEdges(
+            batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr")
+        )
         first = int(batch.n_id[0]) - self.begin
         try:
             rows = layer(batch.x, edges, self.normalisation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -175,7 +175,8 @@ class LayerRun:
             for _ in Epoch(self.engine.run(0, finish=call)):
                 pass
             self.engine.close()  # answers the others, which may still need the current rows
-        self._together(self._share_within_the_part)
+        with self._ending():
+            self._share_within_the_part()
         if call.is_last and call.out is not None:
             self._write(call.out)
 
@@ -183,17 +184,8 @@ class LayerRun:
     def _run_product(self, product: Product) -> None:
         product.run(self._num_fetches, self._call.store)
 
-    def _together(self, action: Callable[[], None]) -> None:
-        """Calls ``action``. If it raises on one rank, every rank raises."""
-        error = None
-        try:
-            action()
-        except Exception as raised:
-            error = raised
-        try:
-            self._comm.gather_facts({}, error, f"end layer {self._call.number}", RuntimeError)
-        finally:
-            error = None  # otherwise this frame and the traceback would reference each other
+    def _ending(self) -> AbstractContextManager[object]:
+        return self._comm.together(f"end layer {self._call.number}", RuntimeError)
 
     def _share_within_the_part(self) -> None:
         """Exchanges rows, batch by batch, between the ranks of one part, each of which has computed some of the part's batches."""
@@ -216,11 +208,9 @@ class LayerRun:
         """Writes the rows of each part. Files get their names after every rank has written its own, so a failure leaves those of an earlier call."""
         call, rows = self._call, self._call.following.numpy()
         with ExitStack() as stack:
-
-            def write() -> None:
+            with self._ending():
                 for part_id, (first, last) in call.files.items() if call.placement.place == 0 else ():
                     save = partial(save_array, array=rows[first:last])
                     stack.enter_context(written_whole(file_of(folder, part_id), save))
-
-            self._together(write)
-            self._together(stack.pop_all().close)
+            with self._ending():
+                stack.close()

@@ -20,7 +20,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
-from salientpp.layerwise.normalisation import Edges, Kind, Normalisation, kinds_of
+from salientpp.layerwise.normalisation import Kind, LayerEdges, Normalisation, kinds_of
 from salientpp.layerwise.split import Split, can_add, forms_of, on_graph
 from salientpp.nn.layers import LAYERS
 from salientpp.ops import bytes_of
@@ -77,7 +77,7 @@ class Layer:
     pairs: bool = False
     split: Split | None = None
 
-    def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
+    def __call__(self, x: Tensor, edges: LayerEdges, normalisation: Normalisation | None = None) -> Tensor:
         """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...].
 
         Without ``normalisation``, the degrees are counted in ``edges``, which must then be all edges of the graph.
@@ -321,9 +321,9 @@ def try_out(
 class _Trial:
     """Small random graph with self-loops, repeated edges and vertices without edges, and batches that together have all its vertices as seeds."""
 
-    edges: Edges
+    edges: LayerEdges
     normalisation: Normalisation
-    batches: Sequence[tuple[Tensor, Edges]]
+    batches: Sequence[tuple[Tensor, LayerEdges]]
     generator: torch.Generator
     graph: Graph
 
@@ -334,7 +334,7 @@ class _Trial:
         edge_index[:, :4] = edge_index[:1, :4]
         edge_index[:, 4:8] = edge_index[:, 8:12]
         graph = Graph.from_edge_index(edge_index, TRIED_ROWS)
-        edges = Edges(
+        edges = LayerEdges(
             edge_index.to(device),
             torch.arange(TRIED_ROWS, device=device),
             TRIED_ROWS,
@@ -346,7 +346,7 @@ class _Trial:
         for seeds in torch.randperm(TRIED_ROWS, generator=generator, device="cpu").split(TRIED_ROWS // 3):
             mfg = GraphTopology(graph).sample({None: seeds}, 0, DrawOptions([[-1]]))
             edge = mfg.edge.to(device)
-            batch = Edges(
+            batch = LayerEdges(
                 torch.stack([mfg.row, mfg.col]).to(device),
                 mfg.node.to(device),
                 seeds.numel(),

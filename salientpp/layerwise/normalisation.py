@@ -18,8 +18,7 @@ from torch_geometric.nn import GCNConv, LGConv, TAGConv
 from torch_geometric.utils import add_remaining_self_loops
 
 from salientpp.graph.csc import runs_of_vertices
-from salientpp.store.target_lists import Edges as EdgesInto
-from salientpp.store.target_lists import TargetLists
+from salientpp.store.target_lists import Edges, TargetLists
 
 #: Layers that normalise in ``forward``, with PyG's ``gcn_norm``, unless their ``normalize`` is False.
 _NORMALISING = (GCNConv, LGConv, TAGConv)
@@ -29,7 +28,7 @@ _CHUNK_EDGES = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class LayerEdges:
     """All edges into some vertices, the targets, of a graph or of a batch.
 
     Attributes:
@@ -118,8 +117,8 @@ class Normalisation:
         return torch.cat([column[: self.own.size(0)], column[place]])
 
     def applied(
-        self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
-    ) -> tuple[Callable[..., Tensor], Edges]:
+        self, conv: Callable[..., Tensor], edges: LayerEdges, dtype: torch.dtype
+    ) -> tuple[Callable[..., Tensor], LayerEdges]:
         """Returns a layer and edges for it. On rows of ``dtype`` they give the targets the same rows as ``conv`` on the whole graph. ``conv`` is unchanged."""
         if not normalises(conv):
             return conv, edges
@@ -149,7 +148,7 @@ class Normalisation:
         return root[place, self.kinds.index(kind)]
 
 
-def _degrees(edges: EdgesInto, targets: Tensor, kind: Kind) -> Tensor:
+def _degrees(edges: Edges, targets: Tensor, kind: Kind) -> Tensor:
     """Returns the sums of the weights of all edges into consecutive ``targets``, float64 [n]."""
     edge_index = torch.stack([edges.source - targets[0], edges.target])
     if "edge_weight" in edges.columns:

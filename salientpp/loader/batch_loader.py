@@ -20,8 +20,9 @@ from salientpp.arguments import as_integer
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part, placement_of
+from salientpp.engine.drawing.divided import divide
+from salientpp.engine.drawing.on_device import check_device, draw_on_device
 from salientpp.engine.epochs import Epochs
-from salientpp.engine.ppr import find_ppr
 from salientpp.engine.producer import ByHand
 from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
@@ -29,24 +30,20 @@ from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
-from salientpp.loader.device_sampling import check_device, draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
-from salientpp.loader.ppr import check_ppr
 from salientpp.loader.pyg_arguments import SamplingOptions, check_names, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
 from salientpp.loader.vertex_options import check_of_edges
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
-from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Message
 from salientpp.ways.cache import check_given
-from salientpp.ways.cooperate.division import divide
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
 from salientpp.ways.sums.check import check_partial, why_no_sums
 
@@ -95,7 +92,7 @@ class BatchLoader(PlannedLoader):
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
         with comm.reporting("make its loader"):
-            find_ppr(prepared.source)
+            prepared.source.drawing.prepare()
             basis = self._make_basis(comm, prepared)
             if prepared.options.cooperate is not None:
                 divide(basis, prepared.options.cooperate_split_by)
@@ -124,11 +121,6 @@ class BatchLoader(PlannedLoader):
         self._orders_itself = check_order(kwargs, partitioned)
         self._init_data_loader(source, comm.size, kwargs)
         self._check_hooks(comm)
-        if options.shared_draws_block != 1 and not isinstance(source.sampler, NeighborSampler):
-            raise ValueError(
-                f"shared_draws['block'] applies only to draws by this package's sampler; got {options.shared_draws_block} and neighbor_sampler of type "
-                f"{type(source.sampler).__name__}, which takes no key; leave 'block' out"
-            )
         draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
         share = options.checked_share(partitioned, self._orders_itself, draws_seed)
         if not partitioned:
@@ -143,7 +135,7 @@ class BatchLoader(PlannedLoader):
             raise ValueError(
                 f"{type(self).__name__} overrides collate_fn or filter_fn for batches of one logical rank; pass transform=, or leave logical_ranks['join'] out"
             )
-        check_ppr(source, options)
+        options.check_drawing(source.drawing)
         check_cooperation(source, options, self._hosts, self)
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
@@ -329,7 +321,7 @@ class BatchLoader(PlannedLoader):
     def _draw(self, index: Any, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
         self._check_is_alone()
         source = self.engine.basis.source
-        return source.draw_joined([(checked_positions(index, source.seeds.number, "index"), keys)])
+        return source.drawing.draw([(checked_positions(index, source.seeds.number, "index"), keys)])
 
     def _filtered(self, mfg: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
         input_id = mfg.metadata[0] if mfg.metadata else None

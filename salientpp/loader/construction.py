@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.sampler import EdgeSamplerInput
 
-from salientpp.engine.agreement import Facts, exchange_facts
+from salientpp.engine.agreement import Facts, check_facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
@@ -66,19 +66,11 @@ def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tup
     Args:
         action: what the rank is about to do, for error messages.
     """
-    prepared, error = None, None
-    try:
+    with comm.together(action) as told:
         prepared = prepare()
-    except Exception as raised:
-        error = raised
-    except BaseException as raised:  # Ctrl-C
-        comm.report_failure(f"rank {comm.rank}{comm.of} could not {action}: {type(raised).__name__}")
-        raise
-    try:
-        everyone = exchange_facts(comm, None if prepared is None else prepared.facts, error)
-    finally:
-        error = None  # otherwise the caller's frame and the traceback would reference each other
-    assert prepared is not None  # exchange_facts raises if this rank had an error
+        told.mine = vars(prepared.facts)
+    everyone = [Facts(**theirs) for theirs in told.everyone]
+    check_facts(everyone, comm.of)
     return prepared, everyone
 
 
@@ -147,20 +139,20 @@ def facts_of(
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
             "input_nodes": source.seeds.split or "ids or a mask",
             # A neighbor_sampler of the user may hold all lists.
-            "topology": "whole" if source.rounds_topology is None else "parts",
+            "topology": "parts" if source.drawing.is_collective else "whole",
             **settings,
             "shared_draws": None,
             "time_window": None,
             "ppr": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
             **dict.fromkeys(options.facts(of_host=True)),  # the same names on all ranks
-            **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None or options.is_planned),
+            **options.facts(of_host=bool(ranks_by_host) or source.drawing.is_collective or options.is_planned),
             # The ranks plan together, so options that each rank may choose otherwise are compared.
             "device_rows and its cache": [options.device_rows, options.device_rows_cache]
             if options.is_planned
             else None,
             # The ranks compute together which rows are needed most, if other ranks hold some of the lists.
-            "device_rows": None if source.rounds_topology is None else bool(options.device_rows),
+            "device_rows": bool(options.device_rows) if source.drawing.is_collective else None,
             "columns": [
                 [
                     *(word for word in column if word is not None),

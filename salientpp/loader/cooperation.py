@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
-from torch_geometric.sampler import NodeSamplerInput
-from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.engine.source import BatchSource
 from salientpp.loader.values import Options
 from salientpp.ranks.placement import Placement
-from salientpp.sampling.neighbor_sampler import NeighborSampler
 
 
 def check_cooperation(
@@ -26,8 +23,7 @@ def check_cooperation(
     """
     if options.cooperate is None:
         return
-    sampler = source.sampler
-    why = _why_whole(source, sampler)
+    why = source.drawing.why_whole()
     if "sums" in options.memory_allow:
         why = "memory['allow']=('sums',) permits a plan to send sums instead of rows; leave 'sums' out"
     if why is not None:
@@ -40,25 +36,6 @@ def check_cooperation(
                 f"cooperate['batches']={options.cooperate_batches} divides the seeds of a host into equal batches, so it excludes "
                 f"{name}={getattr(loader, name)}; leave one of them out"
             )
-
-
-def _why_whole(source: BatchSource, sampler: Any) -> str | None:
-    """Returns the reason why batches cannot be divided, and what the user can do; None if they can be divided."""
-    if source.rounds_topology is not None:
-        return "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'"
-    if not isinstance(source.seeds.inputs, NodeSamplerInput) or source.seeds.inputs.input_type is not None:
-        return "the graph has several vertex types; leave cooperate out"
-    if type(sampler) is not NeighborSampler:
-        return (
-            f"neighbor_sampler is a {type(sampler).__name__}, whose batches do not follow hops; leave one of them out"
-        )
-    if sampler.subgraph_type != SubgraphType.directional:
-        return f"subgraph_type={sampler.subgraph_type.value!r} adds edges that do not follow hops; pass subgraph_type='directional'"
-    if sampler.disjoint:
-        return (
-            "each seed grows a tree of its own, and a vertex may be in several trees; leave disjoint and time_attr out"
-        )
-    return None
 
 
 def seeds_per_batch(

@@ -18,7 +18,7 @@ from salientpp.arguments import as_integer, as_real
 from salientpp.display import Table, html
 from salientpp.engine.engine import Engine
 from salientpp.engine.producer import ByHand
-from salientpp.engine.run import Epoch, Rounds, Run
+from salientpp.engine.run import Epoch, EpochOfRounds, Run
 from salientpp.engine.state import MOST_EPOCHS, Point, first_point
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.copying import copied
@@ -98,7 +98,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         example with gradients accumulated over the batches. Under ``uneven='exact'``, a rank whose logical ranks have ended gets empty lists.
         A saved state counts whole rounds.
         """
-        return Rounds(self._begin_epoch())
+        return EpochOfRounds(self._begin_epoch())
 
     def _begin_epoch(self) -> Run:
         comm, place = self.engine.basis.comm, self._bookmark

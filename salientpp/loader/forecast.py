@@ -82,7 +82,7 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
     """
     turns = _some_turns(order, shuffled)
     if not turns:
-        if basis.source.rounds_topology is not None:  # the other ranks sweep once, and draw in two steps
+        if basis.source.drawing.is_collective:  # the other ranks sweep once, and draw in two steps
             _expected(basis, 1)
             for _ in range(2):
                 _counted(basis, [], types, 0)
@@ -161,7 +161,9 @@ def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: i
         basis.epochs.pieces(TRIAL_EPOCH, turn, number * basis.epochs.draw_block)
         for number, turn in enumerate(turns, first)
     ]
-    return torch.tensor(basis.draw_each(batches, counted), dtype=torch.float64, device="cpu").view(-1, len(types))
+    return torch.tensor(basis.source.drawing.draw_each(batches, counted), dtype=torch.float64, device="cpu").view(
+        -1, len(types)
+    )
 
 
 def _explained(x: Tensor, y: Tensor) -> float:

@@ -26,7 +26,7 @@ from salientpp.loader.checks import (
     one_of,
 )
 from salientpp.loader.pyg_arguments import TorchArguments
-from salientpp.loader.vertex_options import Cooperating, Sums
+from salientpp.loader.vertex_options import Cooperating, SumOptions
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
@@ -226,7 +226,7 @@ class Start(TypedDict, total=False):
     ]
 
 
-class Planned(TypedDict, total=False):
+class PlanOptions(TypedDict, total=False):
     """Chosen by the plan that `memory` makes, unless you give them."""
 
     replication_factor: Annotated[
@@ -294,7 +294,7 @@ class Tuning(TypedDict, total=False):
     ]
 
 
-class Ranks(TypedDict, total=False):
+class RankOptions(TypedDict, total=False):
     """Several ranks."""
 
     uneven: Annotated[
@@ -363,7 +363,7 @@ class Ranks(TypedDict, total=False):
     ]
 
 
-class Rows(TypedDict, total=False):
+class RowOptions(TypedDict, total=False):
     """Times, formats and files."""
 
     time_window: Annotated[
@@ -473,16 +473,18 @@ class Research(TypedDict, total=False):
     ]
 
 
-class LoaderOptions(Start, Planned, Tuning, Ranks, Rows, Devices, Research, TorchArguments, total=False):
+class LoaderOptions(
+    Start, PlanOptions, Tuning, RankOptions, RowOptions, Devices, Research, TorchArguments, total=False
+):
     """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
-class NeighborLoaderOptions(LoaderOptions, Sums, Cooperating, total=False):
+class NeighborLoaderOptions(LoaderOptions, SumOptions, Cooperating, total=False):
     """Options that :class:`~salientpp.NeighborLoader` has besides PyG's arguments."""
 
 
 #: Groups of options, by purpose. The first line of a group's docstring is the title of its table. Only NeighborLoader has Sums and Cooperating.
-GROUPS: list[type] = [Start, Planned, Sums, Tuning, Ranks, Rows, Devices, Research, Cooperating]
+GROUPS: list[type] = [Start, PlanOptions, SumOptions, Tuning, RankOptions, RowOptions, Devices, Research, Cooperating]
 
 #: Name -> declaration, with the entries of options that take a mapping.
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, option in with_entries(group).items()}

@@ -67,7 +67,7 @@ class PaddedLoader(EngineLoader):
     @property
     def _draws_together(self) -> bool:
         """True if all ranks must draw a batch together, because they hold neighbour lists for each other."""
-        return self.engine.basis.source.rounds_topology is not None
+        return self.engine.basis.source.drawing.is_collective
 
     def _pad_together(self) -> None:
         """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise the first batch does it."""

@@ -213,7 +213,7 @@ def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
     turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     trial = (basis.epochs.pieces(TRIAL_EPOCH, turn, number) for number, turn in enumerate(chosen))
-    return Classes.of(basis.draw_each(trial, sizes_of), types_of(data))
+    return Classes.of(basis.source.drawing.draw_each(trial, sizes_of), types_of(data))
 
 
 def padded_bytes(padding: Padding, producer: Producer, turn: Turn | None) -> tuple[int, int]:
@@ -226,7 +226,7 @@ def padded_bytes(padding: Padding, producer: Producer, turn: Turn | None) -> tup
     """
     basis, builder, fetch, source = producer.basis, producer.builder, producer.fetch, producer.basis.source
     pieces = [] if turn is None else basis.epochs.pieces(TRIAL_EPOCH, turn, 0)
-    drawn, contents = basis.draw_each([pieces] if pieces else [], lambda mfg: mfg), builder.contents()
+    drawn, contents = basis.source.drawing.draw_each([pieces] if pieces else [], lambda mfg: mfg), builder.contents()
     if not drawn:
         return 0, 0
     (mfg,) = drawn
@@ -257,7 +257,7 @@ def check_padding(pad: str, data: Any, source: BatchSource, custom_cls: type | N
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
         why = "is not available with disjoint or time_attr: padding vertices belong to no tree"
-    elif pad == "fixed" and source.sampler.topology.graph is None and source.rounds_topology is None:
+    elif pad == "fixed" and source.sampler.topology.graph is None and not source.drawing.is_collective:
         kind = type(source.sampler.topology).__name__
         why = f"computes the size of batches from the edges of the graph, and a {kind} holds no graph"
     elif any(source.frames.values()):

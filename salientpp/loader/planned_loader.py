@@ -17,7 +17,7 @@ from salientpp.loader.planning import Planning
 from salientpp.loader.values import Options
 from salientpp.processes import outside_inference
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
-from salientpp.ways.planner.result import Plan
+from salientpp.ways.planner.result import MemoryPlan
 
 
 class PlannedLoader(PaddedLoader):
@@ -46,7 +46,7 @@ class PlannedLoader(PaddedLoader):
             )
         free_working_memory(self.data)
 
-    def plan(self) -> Plan:
+    def plan(self) -> MemoryPlan:
         """Returns the plan by which this loader uses its memory budget. ``print(loader.plan())`` prints a table.
 
         Before the first batch, the memory of batches in flight is expected from trial batches.

@@ -16,13 +16,14 @@ from salientpp.engine.way import Way
 from salientpp.loader.construction import ways_of
 from salientpp.loader.values import EXCLUDED, Options, is_given
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.facts import check_same
 from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.lookahead.planner import prior_bytes
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.few import measure_few
 from salientpp.ways.planner.plan import lines_together, plan_together
-from salientpp.ways.planner.result import Plan
+from salientpp.ways.planner.result import MemoryPlan
 from salientpp.ways.sums.check import why_no_sums
 
 
@@ -36,7 +37,7 @@ class Planning:
         loaded: the choice in a loaded state, until the next epoch begins.
     """
 
-    plan: Plan
+    plan: MemoryPlan
     options: Options
     everyone: Sequence[Facts]
     loaded: Choice | None = None
@@ -89,12 +90,8 @@ class Planning:
         """
         own = None if self.loaded is None else self.loaded.values
         told = [facts["plan"] for facts in comm.gather_facts({"plan": own}, task="begin an epoch", kind=RuntimeError)]
-        for rank, theirs in enumerate(told):
-            if theirs != told[0]:
-                raise RuntimeError(
-                    f"all ranks must load states of the same plan, but rank 0 has {_shown(told[0])} and rank {rank}{comm.of} has {_shown(theirs)}; "
-                    "call load_state_dict on every rank, each with its own state or all with one rank's"
-                )
+        advice = "call load_state_dict on every rank, each with its own state or all with one rank's"
+        check_same([{"plan": _shown(theirs)} for theirs in told], comm.of, "load states of", RuntimeError, advice)
         differs = self.loaded is not None and self.loaded != self.plan.chosen.choice
         if not differs:
             self.loaded = None

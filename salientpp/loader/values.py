@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from salientpp.arguments import as_real
+from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.option import Values
 from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
@@ -190,6 +191,15 @@ class Options(Values):
                 f"memory={self.memory} is for copies of other ranks' rows, but an object in memory has all rows here; leave it out "
                 "(memory={'device': ...} is for copies on the device)"
             )
+
+    def check_drawing(self, drawing: DrawingMethod) -> None:
+        """Raises ValueError if an option excludes the way in which batches are drawn."""
+        for name, why in drawing.excludes().items():
+            value = getattr(self, name)
+            if is_given(value) and value != OPTIONS[name].default:
+                kind = type(drawing.sampler)
+                words = f"{kind.__module__.split('.')[0]}.{kind.__name__}"
+                raise ValueError(f"{named(name).rstrip('=')}={value!r} excludes a {words}: {why}; leave it out")
 
     def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
         """Returns ``share`` as (rank, number of ranks), or None if it is not given.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
+from salientpp.engine.drawing.owners import SplitBy
 from salientpp.engine.option import Option, declared_in, integer
 from salientpp.loader.checks import one_of
-from salientpp.ways.cooperate.owners import SplitBy
 from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
 
@@ -34,7 +34,7 @@ class SumEntries(TypedDict, total=False):
     ]
 
 
-class Sums(TypedDict, total=False):
+class SumOptions(TypedDict, total=False):
     """Sums instead of rows, `NeighborLoader` only."""
 
     partial_aggregation: Annotated[
@@ -104,7 +104,7 @@ class Cooperating(TypedDict, total=False):
 
 
 #: Groups whose options only a loader with vertices as seeds has.
-OF_VERTICES: tuple[type, ...] = (Sums, Cooperating)
+OF_VERTICES: tuple[type, ...] = (SumOptions, Cooperating)
 
 
 def check_of_edges(loader: str, allow: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ def check_of_edges(loader: str, allow: Sequence[str], given: Mapping[str, Any]) 
         given: arguments that are not options of this loader.
     """
     why = {
-        **dict.fromkeys(declared_in(Sums), "which have no sums"),
+        **dict.fromkeys(declared_in(SumOptions), "which have no sums"),
         **dict.fromkeys(declared_in(Cooperating), "and each rank computes those alone"),
     }
     wrong = next((name for name in why if name in given), None)

@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import Replaced
 from salientpp.nn.rehearsal import Rehearsal, rehearsal
-from salientpp.nn.trace import ALL, Call, Plan
+from salientpp.nn.trace import ALL, Call, TrimPlan
 from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
 
@@ -62,7 +62,7 @@ class Results:
 
 
 @dataclass
-class Trial:
+class CheckedCall:
     """Calls a model on one batch as often as a check needs, and undoes the effects of each call.
 
     Attributes:
@@ -73,7 +73,7 @@ class Trial:
     hops: Hops
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    run: Callable[[Plan], AbstractContextManager[Any]]
+    run: Callable[[TrimPlan], AbstractContextManager[Any]]
 
     def call(
         self,
@@ -123,7 +123,7 @@ class Trial:
 
     # --- comparisons ------------------------------------------------------------------------------------------
 
-    def fault_of(self, plan: Plan, expected: Results | None = None) -> Fault | None:
+    def fault_of(self, plan: TrimPlan, expected: Results | None = None) -> Fault | None:
         """Returns the difference of a trimmed call from the plain one; None if it is rounding. Errors pass through."""
         expected = expected or self.call()
         found = self._fault(plan, expected, evaluates=False)
@@ -132,7 +132,7 @@ class Trial:
         # The numbers of rows may decide which random numbers are drawn.
         return self._fault(plan, self.call(evaluates=True), evaluates=True)
 
-    def _fault(self, plan: Plan, expected: Results, evaluates: bool) -> Fault | None:
+    def _fault(self, plan: TrimPlan, expected: Results, evaluates: bool) -> Fault | None:
         got = self.call(self.run(plan), evaluates)
         differences = differences_of(expected, got)
         if not any(each > _DOUBTFUL for each in differences):
@@ -147,7 +147,7 @@ class Trial:
                 return None
         return Fault(max(faults) * eps, evaluates, expected)
 
-    def corrected(self, plan: Plan, fault: Fault) -> tuple[Plan | None, str]:
+    def corrected(self, plan: TrimPlan, fault: Fault) -> tuple[TrimPlan | None, str]:
         """Returns a plan without the fault, or None, and the path of the last layer that now gets all rows."""
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
@@ -173,7 +173,7 @@ class Fault:
     expected: Results
 
 
-def whole_until(plan: Plan, number: int) -> Plan:
+def whole_until(plan: TrimPlan, number: int) -> TrimPlan:
     """Returns a plan whose first ``number`` layers get all rows."""
     return [Call(call.layer, ALL, ALL, True) if k < number else call for k, call in enumerate(plan)]
 

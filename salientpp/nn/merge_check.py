@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.nn.check import Fault, Results, Trial
+from salientpp.nn.check import CheckedCall, Fault, Results
 from salientpp.nn.planned import Attributes, is_power_of_four
 from salientpp.nn.rehearsal import key_of_storage
 from salientpp.nn.rules import tensors_of
@@ -122,7 +122,7 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
 
 
 @dataclass
-class _Trial(Trial):
+class _Trial(CheckedCall):
     """Calls a model for a comparison, which ignores arguments that the model passes through."""
 
     def results(self, effects: Any, out: Any, draws: int) -> Results:
@@ -135,7 +135,7 @@ class _Trial(Trial):
 class _Both(_Trial):
     """Calls a model as the plain one, or as the merged one where a check of trimming would call the trimmed one."""
 
-    other: Trial
+    other: CheckedCall
 
     def call(self, context: Any = None, *more: Any, **named: Any) -> Results:
         return super().call(None, *more, **named) if context is None else self.other.call(None, *more, **named)

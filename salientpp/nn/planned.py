@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.record import may_be_replaced
 from salientpp.nn.rehearsal import State
-from salientpp.nn.trace import Call, Plan
+from salientpp.nn.trace import Call, TrimPlan
 
 #: Number of different orders of operations that one plan may serve.
 MAX_ORDERS = 8
@@ -57,7 +57,7 @@ class Planned:
 
     def __init__(
         self,
-        plan: Plan | None,
+        plan: TrimPlan | None,
         functions: set[tuple[str, ...]] | None = None,
         written: tuple[str, ...] = (),
         draws: bool = False,
@@ -70,7 +70,7 @@ class Planned:
         """True if the next call is to be compared. The first comparison is part of making the plan."""
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
-    def join(self, plan: Plan, functions: tuple[str, ...]) -> None:
+    def join(self, plan: TrimPlan, functions: tuple[str, ...]) -> None:
         """Extends the plan, so that it also holds where the model calls torch's functions in another order."""
         if self.plan is None or self.functions is None:
             return

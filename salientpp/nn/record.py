@@ -20,7 +20,7 @@ from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import Replaced, layer_of
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
-from salientpp.nn.trace import Plan, Recorder
+from salientpp.nn.trace import Recorder, TrimPlan
 from salientpp.nn.undo import Noted, note, undo_noted
 from salientpp.sampling.hops import Hops
 
@@ -56,8 +56,8 @@ class Recorded:
         out: what the model returned.
     """
 
-    plan: Plan
-    trusting: Plan
+    plan: TrimPlan
+    trusting: TrimPlan
     functions: tuple[str, ...]
     out: Any
 

@@ -17,7 +17,7 @@ from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.layers import Replaced
 from salientpp.nn.record import is_called_again, is_row_wise, may_be_row_wise, name_of_function
 from salientpp.nn.rules import tensors_of
-from salientpp.nn.trace import Call, Plan
+from salientpp.nn.trace import Call, TrimPlan
 from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
 
@@ -47,7 +47,7 @@ def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
     return ndim > 0 and isinstance(dim, int) and dim % ndim != 0
 
 
-class Run(Noted, TorchFunctionMode):
+class TrimmedRun(Noted, TorchFunctionMode):
     """Forward pass on a batch whose hops are known.
 
     Between layers, for example in skip connections, an operation may get tensors with different numbers of rows of one batch. If it works on each row
@@ -66,7 +66,7 @@ class Run(Noted, TorchFunctionMode):
     def __init__(
         self,
         model: torch.nn.Module,
-        plan: Plan | None,
+        plan: TrimPlan | None,
         hops: Hops,
         frame: Any,
         modules: Iterable[tuple[str, torch.nn.Module]] | None = None,
@@ -95,7 +95,7 @@ class Run(Noted, TorchFunctionMode):
             elif may_be_row_wise(module):
                 yield module, functools.partial(self._row_wise, module, module.forward)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> TrimmedRun:
         self._calls.__enter__()
         if self._plan is not None:
             super().__enter__()

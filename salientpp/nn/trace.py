@@ -1,7 +1,7 @@
 """Finds out, from one forward pass, how many hops of a batch each layer of a model needs.
 
 A recorder follows the outputs of layers through every operation of torch. An operation on each row separately keeps rows in place. Any other
-operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It lists
+operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`TrimPlan`. It lists
 the calls of layers in order. Each call has two numbers of hops around the seeds: one for the outputs that are needed, one for the inputs.
 """
 
@@ -44,7 +44,7 @@ class Call:
     is_whole: bool
 
 
-Plan = Sequence[Call]
+TrimPlan = Sequence[Call]
 
 
 @dataclass
@@ -259,7 +259,7 @@ class Recorder(Noted, TorchDispatchMode):
         finally:
             self._suspended -= 1
 
-    def plan(self, out: Any, trusts_readings: bool = False) -> Plan:
+    def plan(self, out: Any, trusts_readings: bool = False) -> TrimPlan:
         """Returns the plan of a model that returned ``out``. Unknown uses of row counts need all rows, unless trusted."""
         self.see_gradients(out)
         for reading in self._readings:

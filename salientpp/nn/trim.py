@@ -21,14 +21,14 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn import undo
-from salientpp.nn.check import Results, SameNumbers, Trial, first_of, without_dropout
+from salientpp.nn.check import CheckedCall, Results, SameNumbers, first_of, without_dropout
 from salientpp.nn.layer_call import edges_in
 from salientpp.nn.layers import Replaced
 from salientpp.nn.planned import Attributes, Before, Planned
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
-from salientpp.nn.run import Run
-from salientpp.nn.trace import Plan
+from salientpp.nn.run import TrimmedRun
+from salientpp.nn.trace import TrimPlan
 from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks, has_other_modes
 from salientpp.sampling.hops import Hops, demand
 
@@ -178,7 +178,7 @@ def _with_plans(norms: Norms, check: bool, plans: dict[Any, Planned]) -> Trimmin
 
 @dataclass
 class _Running:
-    run: Run
+    run: TrimmedRun
     key: Any
     planned: Planned
     before: Before | None  # None: the call is never repeated
@@ -229,7 +229,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         planned.calls += 1
         may_repeat = planned.plan is not None and planned.functions is not None
         before = Before(model, planned, attributes, parameters, (args, kwargs)) if may_repeat else None
-        run = Run(model, planned.plan, hops, frame, attributes.replaced)
+        run = TrimmedRun(model, planned.plan, hops, frame, attributes.replaced)
         began = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
         Replaced([(vars(_thread), "running", began)]).__enter__()
         run.__enter__()
@@ -265,7 +265,7 @@ def _planned(
     planned = trimmed.plans.get(key)
     if planned is not None and not (has_changed or planned.is_due):
         return planned
-    trial = Trial(model, hops, args, kwargs, lambda plan: Run(model, plan, hops, frame))
+    trial = CheckedCall(model, hops, args, kwargs, lambda plan: TrimmedRun(model, plan, hops, frame))
     row_wise = trimmed.norms == "needed rows"
     checks = trimmed.check and not row_wise
     try:
@@ -304,7 +304,7 @@ def _planned(
     return planned
 
 
-def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results, Plan]:
+def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Results, TrimPlan]:
     """Returns a plan that trusts row counts the model reads, the plain results, and a plan that does not."""
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
@@ -314,7 +314,9 @@ def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results,
         return planned, trial.results(effects, recorded.out, numbers.draws), recorded.plan
 
 
-def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan | None:
+def _right_plan(
+    trial: CheckedCall, plan: TrimPlan, safe: TrimPlan, expected: Results | None, calls: int
+) -> TrimPlan | None:
     """Returns a plan with the plain model's results on a batch; None if none has. Errors of calls pass through."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from salientpp.ops import bytes_of
 from salientpp.ranks import greeting
+from salientpp.ranks.facts import Told
 from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.groups import Groups
 from salientpp.ranks.members import check_default_group, members_of
@@ -227,23 +228,35 @@ class Comm:
         groups.under_way.add(work)
         return Pending(self, recv, work, number)
 
-    def gather_facts(
-        self,
-        facts: dict[str, Any],
-        error: Exception | None = None,
-        task: str = "make its loader",
-        kind: type[Exception] = ValueError,
-    ) -> list[dict[str, Any]]:
-        """Gathers the ``facts`` (JSON values) of all ranks, in the order of the ranks; blocks. For agreement at construction, not for data.
+    @contextlib.contextmanager
+    def together(self, task: str, kind: type[Exception] = ValueError) -> Iterator[Told]:
+        """Context for a step that every rank takes, or none. Collective when the block ends, also by an exception.
 
-        Args:
-            error: reason why this rank could not do its ``task``.
-            kind: type of the exception that this rank raises if another rank has an error.
+        If the block has collectives, either all ranks must reach them or none.
 
         Raises:
-            Exception: ``error`` itself, if given. Otherwise, on every rank without an error, a ``kind`` with the text of the first rank that has an error.
-            DifferentVersions: the ranks sent facts with different names.
+            Exception: on a rank whose block raised, that error itself. On the others, a ``kind`` with the text of the first rank that has an error.
+            DifferentVersions: the ranks have facts with different names.
         """
+        told = Told()
+        try:
+            yield told
+        except Exception as error:
+            self._gather({}, error, task, kind)
+        except BaseException as error:  # Ctrl-C
+            self.report_failure(f"rank {self.rank}{self.of} could not {task}: {type(error).__name__}")
+            raise
+        told.everyone = self._gather(told.mine, None, task, kind)
+
+    def gather_facts(
+        self, facts: dict[str, Any], task: str = "make its loader", kind: type[Exception] = ValueError
+    ) -> list[dict[str, Any]]:
+        """Gathers the ``facts`` (JSON values) of all ranks, in the order of the ranks; blocks. For agreement, not for data. See :meth:`together`."""
+        return self._gather(facts, None, task, kind)
+
+    def _gather(
+        self, facts: dict[str, Any], error: Exception | None, task: str, kind: type[Exception]
+    ) -> list[dict[str, Any]]:
         if self.size > 1:
             self.progress.task = f"to {task}"
             told = [None if error is None else f"{type(error).__name__}: {error}", facts]

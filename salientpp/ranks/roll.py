@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from salientpp.processes import connecting
 from salientpp.ranks import greeting
+from salientpp.ranks.facts import check_same
 from salientpp.ranks.failure import RankFailure, failure_key, in_words
 from salientpp.ranks.groups import Circle, Groups
 from salientpp.ranks.job_store import attempt, job_store
@@ -109,12 +110,8 @@ class Roll:
         self._compare_greetings()
         with _store_needed():
             answers = [json.loads(self._store.get(key)) for key in self._keys("before")]
-        for rank, (way, _) in enumerate(answers):
-            if way != answers[0][0]:
-                raise ValueError(
-                    f"all ranks must exchange rows over the same backend, got {answers[0][0]} on rank 0 and {way} on rank {rank}{self.of}; "
-                    "give every rank a device of the same kind"
-                )
+        advice = "give every rank a device of the same kind"
+        check_same([{"backend": way} for way, _ in answers], self.of, "exchange rows over", advice=advice)
         everywhere = set.intersection(*(set(numbers) for _, numbers in answers))
         return min(everywhere, default=self.number)
 

@@ -70,7 +70,7 @@ def _mappable(source: RowSource) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Consecutive rows in one file. Row 0 begins at byte ``offset``."""
 
     file: _File
@@ -86,7 +86,7 @@ class FileRows:
         bytes_read: bytes read so far, whole pages.
     """
 
-    def __init__(self, pieces: Sequence[Piece], row_bytes: int) -> None:
+    def __init__(self, pieces: Sequence[FilePiece], row_bytes: int) -> None:
         self._pieces, self.row_bytes, self.bytes_read = list(pieces), row_bytes, 0
         self._first = [0, *accumulate(piece.num_rows for piece in pieces)]
         self._lock = Lock()
@@ -99,7 +99,7 @@ class FileRows:
         found = {}
         for name, source in sources.items():
             files = [(next(at), array) for array in arrays[name]]
-            pieces = [Piece(_File(file[0]), file[1], array.size(0)) for file, array in files if file is not None]
+            pieces = [FilePiece(_File(file[0]), file[1], array.size(0)) for file, array in files if file is not None]
             if pieces and len(pieces) == len(files):
                 # Not from a piece, because a piece may have no rows.
                 found[name] = cls(pieces, math.prod(source.shape[1:]) * source.dtype.itemsize)
@@ -129,7 +129,7 @@ class FileRows:
                 places = torch.arange(begin, end, device="cpu") if out_index is None else out_index[begin:end]
                 self._read(self._pieces[number], index[begin:end] - self._first[number], out, places)
 
-    def _read(self, piece: Piece, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
+    def _read(self, piece: FilePiece, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
         file = piece.file
         found = ops.read_rows(
             file.number, piece.offset, piece.num_rows, index, out, out_index, _GAP_BYTES, _THREADS

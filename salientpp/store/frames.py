@@ -1,7 +1,7 @@
 """Tables of PyTorch Frame (``TensorFrame``) as ordinary columns of rows.
 
 Rows of vertices travel, are cached, encoded and counted as columns: tensors [N, ...] with a name. :func:`take_apart` makes columns of a table, and
-:meth:`Frame.put_together` makes the table of a batch from the columns of its vertices. Each tensor of a table is a :class:`Piece`. A piece becomes one
+:meth:`Frame.put_together` makes the table of a batch from the columns of its vertices. Each tensor of a table is a :class:`TablePiece`. A piece becomes one
 column, or two if its rows have different lengths:
 
 * ``dense``: a tensor [N, C, ...], such as numerical, categorical and timestamp columns, or the target ``y`` [N, ...].
@@ -33,7 +33,7 @@ FEATURES = ("x", "tf")
 
 
 @dataclass(frozen=True)
-class Piece:
+class TablePiece:
     """One tensor of a table.
 
     Attributes:
@@ -90,7 +90,7 @@ class Frame:
         names: (semantic type, names of its columns), in the order of the table.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TablePiece, ...]
     names: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
@@ -131,7 +131,7 @@ class Frame:
 
     @classmethod
     def of_json(cls, said: Mapping[str, Any]) -> Frame:
-        pieces = (Piece(**{**piece, "offset": tuple(piece["offset"])}) for piece in said["pieces"])
+        pieces = (TablePiece(**{**piece, "offset": tuple(piece["offset"])}) for piece in said["pieces"])
         return cls(tuple(pieces), tuple((stype, tuple(names)) for stype, names in said["names"]))
 
 
@@ -146,7 +146,7 @@ def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[s
     Raises:
         ValueError: the table holds a value of another class than PyTorch Frame's.
     """
-    pieces: list[Piece] = []
+    pieces: list[TablePiece] = []
     columns: dict[str, Tensor] = {}
     for stype, key, value in _parts_of(table):
         column = ".".join(word for word in (name, "y" if stype is None else stype, key) if word is not None)
@@ -289,7 +289,9 @@ def _parts_of(table: TensorFrame) -> Iterator[tuple[str | None, str | None, Any]
         yield None, None, table.y
 
 
-def _piece(stype: str | None, key: str | None, value: Any, column: str, where: str) -> tuple[Piece, dict[str, Tensor]]:
+def _piece(
+    stype: str | None, key: str | None, value: Any, column: str, where: str
+) -> tuple[TablePiece, dict[str, Tensor]]:
     said: dict[str, Any] = {"stype": stype, "key": key, "offset": (), "column": column}
     kind, values = type(value).__name__, value if isinstance(value, Tensor) else getattr(value, "values", None)
     if kind not in ("MultiEmbeddingTensor", "MultiNestedTensor") and not isinstance(value, Tensor):
@@ -307,12 +309,12 @@ def _piece(stype: str | None, key: str | None, value: Any, column: str, where: s
         )
     said["dtype"], values = _name(values.dtype), shortened(values.detach().cpu())
     if isinstance(value, Tensor):
-        return Piece(kind="dense", **said), {column: values}
+        return TablePiece(kind="dense", **said), {column: values}
     if kind == "MultiEmbeddingTensor":
         said["offset"] = tuple(value.offset.tolist())
-        return Piece(kind="embedding", **said), {column: values.reshape(value.num_rows, said["offset"][-1])}
+        return TablePiece(kind="embedding", **said), {column: values.reshape(value.num_rows, said["offset"][-1])}
     lengths = value.offset.detach().cpu().diff().view(value.num_rows, value.num_cols)
-    piece = Piece(kind="ragged", **said)
+    piece = TablePiece(kind="ragged", **said)
     return piece, {piece.column: _filled_up(values, lengths.sum(1)), piece.lengths: shortened(lengths)}
 
 

@@ -25,7 +25,7 @@ from salientpp.graph.relation import Relation
 from salientpp.ids import first_outside
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
-from salientpp.vip.list_sums import ListSums, Piece, Weigh, sum_lists, transpose
+from salientpp.vip.list_sums import ListPiece, ListSums, Weigh, sum_lists, transpose
 
 #: Number of edges whose ids are translated at once.
 _CHUNK = 2**20
@@ -82,7 +82,7 @@ class _Division:
         owned: lists of each rank.
     """
 
-    pieces: list[Piece]
+    pieces: list[ListPiece]
     by_source: list[tuple[Tensor, Tensor]]
     num_sources: list[int]
     owned: list[_Owned]
@@ -107,7 +107,7 @@ class DividedListSums(ListSums):
         self.ends = tuple((lists[0].relation.source, lists[0].relation.target) for lists in graph.lists)
 
     @property
-    def pieces(self) -> Sequence[Piece]:  # type: ignore[override]  # read-only
+    def pieces(self) -> Sequence[ListPiece]:  # type: ignore[override]  # read-only
         return self._division.pieces
 
     # --- preparation --------------------------------------------------------------------------------------
@@ -126,19 +126,11 @@ class DividedListSums(ListSums):
             if (piece := _cut(number, each, *shares[number][comm.rank])) is not None
         ]
         occurs = torch.zeros(sum(self.num_vertices), dtype=torch.bool, device="cpu")
-        by_source: list[tuple[Tensor, Tensor]] = []
-        error: Exception | None = None
-        try:
+        with comm.together(_TASK, RuntimeError):
             of_types = occurs.split(self.num_vertices)
             for piece in pieces:
                 _mark_sources(piece, of_types[self.ends[piece.number][0]])
             by_source = [_by_source(piece, of_types[self.ends[piece.number][0]]) for piece in pieces]
-        except Exception as raised:
-            error = raised
-        try:
-            comm.gather_facts({}, error, _TASK, RuntimeError)
-        finally:
-            error = None  # otherwise this frame and the traceback would reference each other
         by_type = {target: of_relation for (_, target), of_relation in zip(self.ends, shares)}
         nothing = [(0, 0)] * comm.size
         targets = [by_type.get(type_, nothing) for type_ in range(len(self.node_types))]
@@ -256,7 +248,7 @@ class DividedListSums(ListSums):
                 of_type[ids] += more.view(-1, width)
         return total
 
-    def per_list(self, function: Callable[[Piece], Tensor]) -> list[Tensor]:
+    def per_list(self, function: Callable[[ListPiece], Tensor]) -> list[Tensor]:
         found, comm = [], self._comm
         for number, (_, target) in enumerate(self.ends):
             values = [function(piece).to(torch.float64) for piece in self.pieces if piece.number == number]
@@ -319,7 +311,7 @@ def _joined(pieces: Sequence[Tensor]) -> Tensor:
     return filled[0] if len(filled) == 1 else torch.cat(list(pieces))
 
 
-def _mark_sources(piece: Piece, occurs: Tensor) -> None:
+def _mark_sources(piece: ListPiece, occurs: Tensor) -> None:
     """Sets ``occurs`` bool [N] to True at the sources of these lists."""
     for ids in piece.relation.indices.split(_CHUNK):
         if first_outside(ids, occurs.numel()) is not None:
@@ -327,7 +319,7 @@ def _mark_sources(piece: Piece, occurs: Tensor) -> None:
         occurs[ids.to(torch.int64)] = True
 
 
-def _by_source(piece: Piece, occurs: Tensor) -> tuple[Tensor, Tensor]:
+def _by_source(piece: ListPiece, occurs: Tensor) -> tuple[Tensor, Tensor]:
     """Returns an entry of :attr:`_Division.by_source`. ``occurs`` bool [N] marks the sources of this rank."""
     relation, size = piece.relation, occurs.numel()
     if not piece.has_weights:
@@ -374,7 +366,7 @@ def _run(first: int, last: int, place: int, number: int) -> tuple[int, int]:
     return first + place * (last - first) // number, first + (place + 1) * (last - first) // number
 
 
-def _cut(number: int, lists: PartLists, first: int, last: int) -> Piece | None:
+def _cut(number: int, lists: PartLists, first: int, last: int) -> ListPiece | None:
     """Returns the part of a relation's lists with targets in ``[first, last)``; None if it is empty."""
     begin = max(first - lists.first_target, 0)
     end = min(last - lists.first_target, lists.num_targets)
@@ -385,9 +377,9 @@ def _cut(number: int, lists: PartLists, first: int, last: int) -> Piece | None:
     edges = slice(int(indptr[0]), int(indptr[-1]))
     weight = None if whole.edge_weight is None else whole.edge_weight[edges]
     relation = Relation(whole.source, whole.target, indptr - indptr[0], whole.indices[edges], edge_weight=weight)
-    return Piece(number, relation, lists.first_target + begin)
+    return ListPiece(number, relation, lists.first_target + begin)
 
 
-def _within(piece: Piece, targets: slice) -> slice:
+def _within(piece: ListPiece, targets: slice) -> slice:
     """Returns the places of a piece's targets among ``targets``."""
     return slice(piece.targets.start - targets.start, piece.targets.stop - targets.start)

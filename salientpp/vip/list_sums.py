@@ -25,7 +25,7 @@ _MOST_COLUMNS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class ListPiece:
     """Lists of one relation for a range of its targets.
 
     Attributes:
@@ -75,7 +75,7 @@ class ListSums(ABC):
     num_vertices: tuple[int, ...]
     edge_types: tuple[tuple[str, str, str] | None, ...]
     ends: tuple[tuple[int, int], ...]
-    pieces: Sequence[Piece]
+    pieces: Sequence[ListPiece]
 
     @staticmethod
     def of(graph: Graph | TypedGraph | ListSums) -> ListSums:
@@ -107,7 +107,7 @@ class ListSums(ABC):
         """
 
     @abstractmethod
-    def per_list(self, function: Callable[[Piece], Tensor]) -> list[Tensor]:
+    def per_list(self, function: Callable[[ListPiece], Tensor]) -> list[Tensor]:
         """Returns a value of every list: per relation float64 [N_target], where ``function`` gives float64 [n] for a piece."""
 
     def zeros(self) -> list[Tensor]:
@@ -122,7 +122,7 @@ class WholeListSums(ListSums):
         typed = graph if isinstance(graph, TypedGraph) else TypedGraph.of(graph)
         self.node_types, self.num_vertices, self.edge_types = typed.node_types, typed.num_vertices, typed.edge_types
         self.ends = tuple((relation.source, relation.target) for relation in typed.relations)
-        self.pieces = [Piece(number, relation) for number, relation in enumerate(typed.relations)]
+        self.pieces = [ListPiece(number, relation) for number, relation in enumerate(typed.relations)]
         self._plain = None if isinstance(graph, TypedGraph) else graph
         self._transposed: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -145,7 +145,7 @@ class WholeListSums(ListSums):
             total[target] += sum_lists(piece, piece.relation.indices, value[source], weighed)
         return total
 
-    def per_list(self, function: Callable[[Piece], Tensor]) -> list[Tensor]:
+    def per_list(self, function: Callable[[ListPiece], Tensor]) -> list[Tensor]:
         return [function(piece) for piece in self.pieces]
 
     def _transpose(self, place: int) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class WholeListSums(ListSums):
         return self._transposed[place]
 
 
-def sum_lists(piece: Piece, indices: Tensor, value: Tensor, weighed: Tensor) -> Tensor:
+def sum_lists(piece: ListPiece, indices: Tensor, value: Tensor, weighed: Tensor) -> Tensor:
     """Returns, for each list, the sum of ``weighed * value[u]`` over its edges, float64 [n, S].
 
     Args:

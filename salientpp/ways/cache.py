@@ -217,8 +217,7 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
         policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
         start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size, comm=source.exchange.comm,
     )  # fmt: skip
-    division = source.division
-    return found if division is None else {type_: division.masked(of_type) for type_, of_type in found.items()}
+    return {type_: source.drawing.own(of_type) for type_, of_type in found.items()}
 
 
 def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:

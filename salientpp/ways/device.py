@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.division import Division
+from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.way import TiersByType, Way
 from salientpp.store.tiers import NO_IDS, IdSet, Tier, Tiers
 
@@ -51,7 +51,7 @@ class DeviceRows(Way):
             fraction = min(1.0, fraction / max(1, whole))
         number = {type_: int(fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()}
         wanted, chance = any(number.values()), basis.source.seeds.access_probability
-        if chance is not None and basis.source.rounds_topology is not None:  # the ranks compute it together
+        if chance is not None and basis.source.drawing.is_collective:  # the ranks compute it together
             wanted = any(flag for (flag,) in basis.comm.gather_numbers([int(wanted)]))
         if not wanted:
             return {}
@@ -59,8 +59,8 @@ class DeviceRows(Way):
         chances: Mapping[str | None, Tensor] = {}
         if chance is not None:  # otherwise the rows are stored in this order
             chances = basis.once("access", lambda: chance(basis.batch_size))
-        if basis.source.division is not None:
-            chances, number = _own_chances(basis.source.division, tiers[None], chances, number)
+        if basis.source.drawing.division is not None:
+            chances, number = _own_chances(basis.source.drawing, tiers[None], chances, number)
         for type_, of_type in chances.items():
             if type_ in hottest:
                 order = torch.sort(of_type, descending=True, stable=True).indices
@@ -69,10 +69,10 @@ class DeviceRows(Way):
 
 
 def _own_chances(
-    division: Division, tiers: Tiers, chances: Mapping[str | None, Tensor], number: Mapping[str | None, int]
+    drawing: DrawingMethod, tiers: Tiers, chances: Mapping[str | None, Tensor], number: Mapping[str | None, int]
 ) -> tuple[dict[str | None, Tensor], dict[str | None, int]]:
     """Sets the chances of vertices of other ranks to 0, and limits the numbers of rows to copy to this rank's."""
     begin, end = tiers.book.range_of(tiers.part_id)
     chance = chances.get(None, torch.arange(end - begin, 0, -1, device="cpu"))
-    own = division.masked(chance, begin)
+    own = drawing.own(chance, begin)
     return {None: own}, {None: min(number[None], int(own.count_nonzero()))}

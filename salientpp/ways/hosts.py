@@ -16,6 +16,7 @@ from typing import Any
 
 from salientpp.arguments import as_integer
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.facts import check_same
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import sharing
@@ -133,23 +134,11 @@ def sizes_of_hosts(
     Raises:
         ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
     """
-    told = dict(facts)
-    error = None
-    try:
-        told |= {"given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
-    except Exception as wrong:
-        error = wrong
-    try:
-        everyone = comm.gather_facts(told, error, task)
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
-    asked = everyone[0]["given"]
-    for rank, theirs in enumerate(everyone):
-        if theirs["given"] != asked:
-            raise ValueError(
-                f"all ranks must have the same ranks_per_host, got {asked} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
-            )
-    return _sizes(comm, asked, [theirs["believed"] for theirs in everyone]), everyone
+    with comm.together(task) as told:
+        told.mine = {**facts, "given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
+    everyone = told.everyone
+    check_same([{"ranks_per_host": theirs["given"]} for theirs in everyone], comm.of)
+    return _sizes(comm, everyone[0]["given"], [theirs["believed"] for theirs in everyone]), everyone
 
 
 def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:

@@ -147,7 +147,7 @@ class ReadAhead(Way):
             raise ValueError(
                 f"read_ahead must hold the rows of several batches, expected about {least} bytes or more, got {self._num_bytes}; give more, or leave it out"
             )
-        if basis.source.rounds_topology is None:
+        if not basis.source.drawing.is_collective:
             self.ahead = ahead
         else:
             self.waits = ahead

@@ -18,7 +18,7 @@ from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.sampling.schedule import batch_keys, order_key
 from salientpp.vip.policies import plan_cache
-from salientpp.ways.lookahead.forecast import Blocks, Trial
+from salientpp.ways.lookahead.forecast import Blocks, ListSizes
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.planner.window import plan_rows
 
@@ -76,7 +76,7 @@ def test_counts_equal_the_rows_that_the_planner_leaves(part, lookahead, shared, 
         for found in analysis.of(way="lookahead"):
             alpha = found.replication_factor
             members = plan_cache(part.vip(rank), part.book, rank, alpha)
-            trial = Trial.of(lists[: per_epoch : -(-per_epoch // 8)], 600)
+            trial = ListSizes.of(lists[: per_epoch : -(-per_epoch // 8)], 600)
             plan = plan_rows(
                 lookahead, part.vip(rank), part.book, rank, members.numel(), 256, lambda trial=trial: trial, lambda own=agreeing: own
             )  # fmt: skip

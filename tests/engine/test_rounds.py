@@ -21,8 +21,8 @@ from silence import note_said, stay_silent, suspend_self
 
 import salientpp
 from salientpp import NeighborLoader, NeighborSampler
+from salientpp.engine.drawing.on_device import draw_on_device
 from salientpp.engine.pipeline import Stage
-from salientpp.loader.device_sampling import draw_on_device
 
 FANOUTS, BATCH = [4, 3], 8
 

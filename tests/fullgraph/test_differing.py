@@ -413,7 +413,7 @@ def test_ranks_that_catch_such_an_error_can_continue():
 
 # --- no collective without an agreement ---------------------------------------------------------------------
 
-COLLECTIVES = {"all_to_all", "gather_numbers", "gather_facts", "begin"}
+COLLECTIVES = {"all_to_all", "gather_numbers", "gather_facts", "together", "begin"}
 AGREEMENTS = {"agree", "agree_to_exchange", "propose"}
 
 #: Functions that start a collective on which the ranks have agreed elsewhere.

@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.datasets import synthetic
-from salientpp.fullgraph import Constants, accuracy, calibrate, distribute, local, loss_mean, plan_for
+from salientpp.fullgraph import Constants, accuracy, distribute, local, loss_mean, measured_constants, plan_for
 from salientpp.fullgraph.layouts import Layout
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -320,7 +320,7 @@ def test_means_and_measurements_of_16_bit_floats_do_not_overflow():
     assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part)) == 4
     weight = torch.full((40_000,), 2.0, dtype=torch.float16)
     assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part, weight)) == 4
-    assert calibrate(part).edge > 0
+    assert measured_constants(part).edge > 0
 
 
 # --- states -------------------------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ def opening_other_data(rank: int) -> dict[str, str]:
 
 
 def test_ranks_whose_data_differ_all_name_the_difference():
-    words = "all ranks must open the same graph, but rank 0 and rank 1 have different contents of"
+    words = "all ranks must open a graph with the same contents, but rank 0 and rank 1 differ in"
     expected = {what: f"{words} {name}" for what, name in DIFFERENCES.items()}
     assert distributed.run(opening_other_data, 3) == [expected] * 3
 
@@ -568,14 +568,17 @@ def test_ranks_that_open_different_directories_of_the_same_sizes_all_raise(tmp_p
     roots = [str(tmp_path / name) for name in ("a", "b")]
     for root, what in zip(roots, ("x", "y")):
         salientpp.partition(other(data_of(50), what), 2, root, [5, 5], 16)
-    words = "all ranks must open the same graph, but rank 0 and rank 1 have different contents of the directory"
+    words = "all ranks must open a graph with the same contents, but rank 0 and rank 1 differ in the directory"
     assert distributed.run(opening_another_directory, 2, roots) == [words] * 2
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("graph", "all ranks must open the same graph, got offsets [0, 25, 50] on rank 0 and [0, 25, 51] on rank 1"),
+        (
+            "graph",
+            "all ranks must open a graph with the same offsets, got [0, 25, 50] on rank 0 and [0, 25, 51] on rank 1",
+        ),
         ("offsets", "offsets must ascend from 0 to 50, the number of vertices"),
         ("model", "all ranks must have the same model, but rank 0 and rank 1 differ in"),
         ("layer", "ChebConv rescales by the largest weight"),

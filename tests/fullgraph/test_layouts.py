@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
 from salientpp.fullgraph import DistAdjacency, LocalGraph, distribute, local
+from salientpp.fullgraph.cut import minimum_cover
 from salientpp.fullgraph.layouts import Layout
-from salientpp.ways.planner.cut import minimum_cover
 
 N, F = 48, 7
 LAYOUTS = {

@@ -113,7 +113,7 @@ MISTAKES: dict[str, tuple[Callable[[PartitionedGraph, bool], Any], str]] = {
     "hosts": (lambda part, here: loader(part, ranks_per_host="2" if here else 2), "ranks_per_host must be"),
     "local, time-out": (lambda part, here: local(part, timeout="x" if here else NEVER), "timedelta"),  # type: ignore[arg-type]
     "local, device": (lambda part, here: local(part, device="nope" if here else None, timeout=NEVER), "nope"),
-    "local, dtype": (lambda part, here: local(part, dtype="x" if here else None, timeout=NEVER), "the same graph"),  # type: ignore[arg-type]
+    "local, dtype": (lambda part, here: local(part, dtype="x" if here else None, timeout=NEVER), "the same x"),  # type: ignore[arg-type]
     "layout": (lambda part, here: distribute(Net(), whole(part), "2" if here else "halo"), "layout must be"),
     "no model": (lambda part, here: distribute(3 if here else Net(), whole(part)), "model must be"),  # type: ignore[arg-type]
     "recompute": (lambda part, here: distribute(Net(), whole(part), recompute="x" if here else None), "recompute must"),

@@ -14,8 +14,8 @@ from torch import ones
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.engine.drawing import divided
 from salientpp.fullgraph import Preload, local, preload
-from salientpp.ways.cooperate import division
 
 #: Time-out of the ranks while none dies, and the time that one of them computes, in seconds.
 TIMEOUT, LONG = 5.0, 7.0
@@ -46,7 +46,7 @@ def divides(rank: int, root: str, form: str, dies: bool) -> None:
         preload.assign_parts = slowly(preload.assign_parts, dies)
         local(part, preload=Preload(1), ranks_per_host=2, timeout=timeout)
     else:
-        division.make_owners = slowly(division.make_owners, dies)
+        divided.make_owners = slowly(divided.make_owners, dies)
         list(NeighborLoader(part, [2], "train", ranks_per_host=2, cooperate="host", timeout=timeout))
 
 

@@ -16,13 +16,13 @@ from fullgraph_training import data_of, network, train, train_alone
 from rare import rare
 
 from salientpp.fullgraph import Constants, distribute, local, loss_mean, plan_for, planner
+from salientpp.fullgraph import problem as problems
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.planner import _UNIT
+from salientpp.fullgraph.problem import Costs, Decision, Problem, StepTimes
 from salientpp.fullgraph.trial import _words_of, times_of, without_halo
 from salientpp.graph.csc import Graph
 from salientpp.store.target_lists import TargetLists
-from salientpp.ways.planner import full_graph
-from salientpp.ways.planner.full_graph import Choice, Costs, Problem, StepTimes
 
 CONSTANTS = Constants(edge=1e-9, vertex=1e-10, word=1e-8)
 KINDS = ["fetch", "cache", "recompute", "sum", "cut"]
@@ -325,9 +325,9 @@ def small_problem(seed: int, remote: int, hops: int, own: int = 4, products: boo
     return problem_of(graph, [0, own, own + remote // 2, number], costs)
 
 
-def without_sums(problem: Problem, depths: torch.Tensor) -> Choice:
+def without_sums(problem: Problem, depths: torch.Tensor) -> Decision:
     none = torch.zeros((*depths.shape[:-1], problem.costs.num_hops, problem.num_groups), dtype=torch.bool)
-    return Choice(depths, none)
+    return Decision(depths, none)
 
 
 def every_plan(problem: Problem) -> torch.Tensor:
@@ -483,7 +483,7 @@ def test_a_row_that_two_recomputed_vertices_need_is_paid_once():
     assert seconds(1, 1, 0) == 0
     # Both rows arrive in one sum at each hop, because both belong to the same rank.
     assert float(problem.seconds(problem.pure("sum"))) == 5 + 14
-    one = Choice(torch.tensor([0, -1, -1]), torch.ones(2, 1, dtype=torch.bool))
+    one = Decision(torch.tensor([0, -1, -1]), torch.ones(2, 1, dtype=torch.bool))
     assert float(problem.seconds(one)) == 5 + 14, "a sum of one row counts as a sum"
 
 
@@ -493,7 +493,7 @@ def test_larger_problems_take_a_pure_plan(monkeypatch):
     costs = Costs([16, 64, 64], [False, True, True], [True] * 3, CONSTANTS)
     problem = problem_of(graph, [0, 700, 2000, 4000], costs)
     exact = float(problem.seconds(problem.solve()))
-    monkeypatch.setattr(full_graph, "MOST_ARCS", problem.num_arcs - 1)
+    monkeypatch.setattr(problems, "MOST_ARCS", problem.num_arcs - 1)
     seconds = float(problem.seconds(problem.solve()))
     pure = [float(problem.seconds(problem.pure(kind))) for kind in ("fetch", "cache", "recompute", "sum")]
     assert exact < seconds == min(pure)

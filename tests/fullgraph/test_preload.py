@@ -382,7 +382,7 @@ def differing(rank: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("preload", "all ranks must open the same graph, got preload Preload(hops=1"),
+        ("preload", "all ranks must open a graph with the same preload, got Preload(hops=1"),
         ("hosts", "all ranks must have the same ranks_per_host, got 2 on rank 0 and [1, 1, 2] on rank 3"),
     ],
 )

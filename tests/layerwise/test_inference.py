@@ -671,7 +671,7 @@ def _no_space(path: Path, write: Any) -> Any:
 #: Mistake of rank 1 -> errors of ranks 0 and 1.
 MISTAKES = {
     "model": (
-        r"ValueError: rank 1 could not make its loader: ValueError: layer 0 \(APPNP\) ",
+        r"ValueError: rank 1 could not run a layer: ValueError: layer 0 \(APPNP\) ",
         r"ValueError: layer 0 \(APPNP\) ",
     ),
     "layers": (r"ValueError: all ranks must have the same layers, got \['SAGEConv, ReLU', .* on rank 1",) * 2,

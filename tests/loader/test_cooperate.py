@@ -187,7 +187,7 @@ def count_draws(rank: int, root: str, hosts: list[int], options: list[dict]) -> 
         for _ in range(3):
             for _ in loader:
                 pass
-        counts = loader.engine.basis.source.division.once.counts
+        counts = loader.engine.basis.source.drawing.division.once.counts
         found.append((len(loader), counts.drawn, counts.taken, counts.in_vain))
     return found
 
@@ -380,7 +380,7 @@ def caches_of(rank: int, root: str, hosts: Any, options: dict) -> Any:
         pass
     (tiers,) = loader.engine.producer.fetch.tiers.values()
     near = tiers.near[0].members.ids + tiers.book.range_of(tiers.part_id)[0]
-    division = loader.engine.basis.source.division
+    division = loader.engine.basis.source.drawing.division
     owners = None if division is None else division.owner[near].tolist()
     return loader.cache.members.ids.tolist(), owners, loader.stats().rows_remote, loader.stats().rows_device
 
@@ -400,7 +400,7 @@ def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(r
 
 def planned_rows(rank: int, root: str) -> Any:
     loader = loader_of(salientpp.load(root), [2, 2], replication_factor=0.2, lookahead=4)
-    planner, division = loader.engine.way(Lookahead).planners[None], loader.engine.basis.source.division
+    planner, division = loader.engine.way(Lookahead).planners[None], loader.engine.basis.source.drawing.division
     kept = [division.owner[planner.slot_id[planner.slot_id >= 0].long()]]
     for _ in loader:
         kept.append(division.owner[planner.slot_id[planner.slot_id >= 0].long()])

@@ -162,9 +162,9 @@ def test_other_places_are_refused(value):
 
 
 def test_triton_is_needed(monkeypatch):
-    from salientpp.loader import device_sampling
+    from salientpp.engine.drawing import on_device
 
-    monkeypatch.setattr(device_sampling, "has_triton", lambda: False)
-    monkeypatch.setattr(device_sampling, "can_draw_on", lambda device: False)
+    monkeypatch.setattr(on_device, "has_triton", lambda: False)
+    monkeypatch.setattr(on_device, "can_draw_on", lambda device: False)
     with pytest.raises(ValueError, match="neighbor_sampler='device' needs Triton, which is not installed"):
-        device_sampling.check_device(torch.device("cuda", 0))
+        on_device.check_device(torch.device("cuda", 0))

@@ -31,7 +31,7 @@ def counted(loader: NeighborLoader, number: int) -> dict:
     basis, sizes = loader.engine.basis, []
     for epoch in count():
         for turn in basis.epochs.order.of_epoch(epoch)[:-1]:
-            sizes.append(sizes_of(basis.source.draw_joined(basis.epochs.pieces(epoch, turn))))
+            sizes.append(sizes_of(basis.source.drawing.draw(basis.epochs.pieces(epoch, turn))))
         if len(sizes) >= number:
             break
     return {

@@ -20,7 +20,7 @@ from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.testing.way import BATCH, FANOUTS, directory
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.machines import Link, Machines, Step
-from salientpp.ways.planner.result import COPIES, Plan
+from salientpp.ways.planner.result import COPIES, MemoryPlan
 
 #: With a link that is free, only the work of the cores counts; with a slow one, only the bytes.
 FREE = Machines(between=Link(1e12, 0), row=1e-6, look_ahead=1e-5, sum=1e-5)
@@ -41,7 +41,7 @@ class Found:
         shared: bytes of its cache in another loader.
     """
 
-    plan: Plan
+    plan: MemoryPlan
     memory: dict[str, int]
     wrong: list[str]
     received: float
@@ -325,7 +325,7 @@ def _load_two_plans(rank: int, root: str) -> str:
 def test_plans_that_differ_between_ranks_end_all_ranks(tmp_path):
     texts = distributed.run(_load_two_plans, 2, directory(tmp_path / "parts", 2))
     assert texts[0] == texts[1]
-    assert texts[0].startswith("all ranks must load states of the same plan, but rank 0 has ")
+    assert texts[0].startswith("all ranks must load states of the same plan, got ")
 
 
 def _load_damaged(rank: int, root: str) -> None:

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "store": PLANNING | {"partitioning"},
     "sampling": ROWS,
     "batch": ROWS | {"sampling"},
-    "engine": ROWS | {"sampling", "batch"},
+    "engine": ROWS | {"partitioning", "sampling", "batch"},
     "ways": ENGINE | {"partitioning"},
     "loader": ENGINE | {"ways"},
     "nn": {"batch", "ops", "sampling", "ways.sums.marked"},

@@ -15,8 +15,8 @@ from graphs import random_data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.engine.option import Values
 from salientpp.fullgraph import local
-from salientpp.loader import construction
 from salientpp.ranks import greeting
 from salientpp.ranks.greeting import DifferentVersions, check_names, describe_difference
 
@@ -165,13 +165,8 @@ def test_the_host_of_the_store_stays_until_ranks_know_of_different_versions(root
 
 def _know_more(rank: int, root: str) -> str:
     if rank == 1:
-        exchange = construction.exchange_facts
-
-        def with_a_new_option(comm, facts, error):
-            facts.same["new_option"] = True
-            return exchange(comm, facts, error)
-
-        construction.exchange_facts = with_a_new_option
+        facts_of = Values.facts
+        Values.facts = lambda self, of_host: {**facts_of(self, of_host), "new_option": True}
     try:
         _make("loader", root)
     except RuntimeError as error:

@@ -312,9 +312,12 @@ def test_data_with_several_types_is_refused():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"pad": "fixed"}, "pad='fixed' excludes a PPRSampler: sizes of batches are computed from neighbours per hop"),
-        ({"policy": "degree"}, "policy must be 'vip' with a PPRSampler"),
-        ({"shared_draws": {"block": 2}}, "shared_draws['block']=2 has no meaning for a PPRSampler"),
+        ({"pad": "fixed"}, "pad='fixed' excludes a salientpp.PPRSampler: sizes of batches are computed from neighbours per hop"),
+        (
+            {"policy": "degree"},
+            "policy='degree' excludes a salientpp.PPRSampler: it knows the exact probability of each vertex; leave it out",
+        ),
+        ({"shared_draws": {"block": 2}}, "shared_draws['block']=2 excludes a salientpp.PPRSampler: it draws no random numbers"),
     ],
 )
 def test_options_that_plan_by_hops_are_refused(options, text):
@@ -434,7 +437,7 @@ def test_ranks_that_differ_and_seeds_that_are_edges_are_refused_on_every_rank(tm
     for texts in distributed.run(refused, 2, tmp_path):
         assert "all ranks must have the same ppr, got [3, 0.15, 0.0001]" in texts[0]
         assert "all ranks must have the same" in texts[1]
-        assert "pad='bucket' excludes a PPRSampler" in texts[2]
+        assert "pad='bucket' excludes a salientpp.PPRSampler" in texts[2]
         assert "so they must be vertices, got edges" in texts[3]
         assert "was not found when the loader was made" in texts[4]
 

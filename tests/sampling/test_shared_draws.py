@@ -428,7 +428,7 @@ def test_impossible_options_are_refused():
         )
     other = PyGLoader(random_data(60, 300), [2]).node_sampler
     refused(
-        r"shared_draws\['block'\] applies only to draws by this package's sampler",
+        r"shared_draws\['block'\]=\d+ excludes a torch_geometric.NeighborSampler: only draws of salientpp.NeighborSampler can be shared; leave it out",
         shared_draws={"block": 2},
         neighbor_sampler=other,
     )

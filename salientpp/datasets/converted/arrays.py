@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from salientpp.datasets.arrays import check_file, first_line, form, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
+from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
 from salientpp.datasets.npz import scalar
 
 #: A function that reads as many further entries of an array as its argument says.
@@ -152,7 +152,7 @@ def scalar_of(array: StoredArray, kinds: str) -> Any:
         return read(1)[0].item()
 
 
-def array_edges(arrays: Sequence[StoredArray]) -> Edges:
+def array_edges(arrays: Sequence[StoredArray]) -> EdgeSource:
     """Returns the edges of arrays [2, E] or [E, 2], one array after another."""
     for array in arrays:
         if len(array.shape) != 2 or 2 not in array.shape:
@@ -183,7 +183,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> Edges:
                         source, target = read(count), targets(count)
                     yield EdgePiece(source, target, counted(name, first, "]"), before + first + count)
 
-    return Edges(pieces, sum(sizes), sum(sizes))
+    return EdgeSource(pieces, sum(sizes), sum(sizes))
 
 
 def array_rows(arrays: Sequence[StoredArray]) -> Rows:
@@ -220,7 +220,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
 # --- tensors that torch.save wrote -------------------------------------------------------------------------
 
 
-def saved_edges(edge_index: Tensor, name: str) -> Edges:
+def saved_edges(edge_index: Tensor, name: str) -> EdgeSource:
     """Returns the edges of a mapped ``edge_index`` [2, E]."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32 [2, E], got {form(edge_index)}")
@@ -231,7 +231,7 @@ def saved_edges(edge_index: Tensor, name: str) -> Edges:
             source, target = (_copied(end[first : first + most]).numpy() for end in edge_index)
             yield EdgePiece(source, target, counted(f"{name}[:, ", first, "]"), first + source.size)
 
-    return Edges(pieces, total, total)
+    return EdgeSource(pieces, total, total)
 
 
 def saved_rows(rows: Tensor, name: str) -> Rows:

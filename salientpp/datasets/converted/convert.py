@@ -20,7 +20,7 @@ from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import FORMAT, manifest_text
 from salientpp.datasets.converted.link_files import write_links
-from salientpp.datasets.converted.pieces import EdgeName, Edges, LinkFile, Source, Vertices
+from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
@@ -301,7 +301,7 @@ class _Conversion:
 
     # --- edges --------------------------------------------------------------------------------------------
 
-    def _lists(self, number: int, name: EdgeName, edges: Edges) -> int:
+    def _lists(self, number: int, name: EdgeName, edges: EdgeSource) -> int:
         """Writes the neighbour lists of a relation. Returns its number of edges."""
         num_sources, num_targets = (self.sizes[end] for end in ((None, None) if name is None else (name[0], name[2])))
         spread, step = f"e{number}.spread", f"e{number}.lists"
@@ -317,7 +317,7 @@ class _Conversion:
         self.journal.drop(spread)
         return facts["num_edges"]
 
-    def _spread(self, step: str, name: EdgeName, edges: Edges, num_sources: int, num_targets: int) -> buckets.Runs:
+    def _spread(self, step: str, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int) -> buckets.Runs:
         """Makes the first pass over the edges of a relation, unless the journal records the pass as finished. Returns the runs that the pass wrote."""
         file, ends = f"{step}{RUNS}", f"{step}.ends.npy"
         facts = self.journal.facts(step)

@@ -20,7 +20,7 @@ from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import SIZES, Layout
 from salientpp.datasets.converted.named_files import by_numbers, edges_of
 from salientpp.datasets.converted.parquet import parquet_rows
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
 from salientpp.datasets.spec import with_spec
 from salientpp.suggestions import did_you_mean
@@ -77,7 +77,7 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
     for type_, splits_of in layout.splits.items():
         if type_ in types and (size := vertices[type_].num_vertices) is not None:
             vertices[type_] = replace(vertices[type_], splits=splits_of(root, size, chosen))
-    edges: dict[Any, Edges] = {}
+    edges: dict[Any, EdgeSource] = {}
     for relation, at in relations.items():
         edges[relation] = _edges(at, (relation[0], relation[2]), files, left_out)
         if undirected and relation[0] != relation[2]:
@@ -165,7 +165,7 @@ def _is_data(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".")
 
 
-def _edges(folder: Path, types: tuple[str, str], files: list[Path], left_out: list[str]) -> Edges:
+def _edges(folder: Path, types: tuple[str, str], files: list[Path], left_out: list[str]) -> EdgeSource:
     held = _arrays_of(folder)
     if _EDGES not in held:
         raise FileNotFoundError(f"{folder} must have {_EDGES}.npy or {_EDGES}.parquet, got {_listed(folder)}")
@@ -177,12 +177,12 @@ def _edges(folder: Path, types: tuple[str, str], files: list[Path], left_out: li
     return edges
 
 
-def _inverted(edges: Edges) -> Edges:
+def _inverted(edges: EdgeSource) -> EdgeSource:
     def pieces(most: int) -> Iterator[EdgePiece]:
         for piece in edges.pieces(most):
             yield EdgePiece(piece.target, piece.source, piece.where, piece.done)
 
-    return Edges(pieces, edges.total, edges.num_edges, edges.unit)
+    return EdgeSource(pieces, edges.total, edges.num_edges, edges.unit)
 
 
 def _vertices(

@@ -11,7 +11,7 @@ from salientpp.datasets.arrays import check_file
 from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends
 from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
-from salientpp.datasets.converted.pieces import Edges, Rows
+from salientpp.datasets.converted.pieces import EdgeSource, Rows
 from salientpp.datasets.converted.text import text_edges, text_rows
 
 _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
@@ -51,7 +51,7 @@ def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
     return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
 
 
-def edges_of(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Edges:
+def edges_of(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> EdgeSource:
     """Returns the edges of files of one kind, one file after another. ``ends`` is for files whose columns have names."""
     kind = kind_of(paths[0])
     if kind == "npy":

@@ -11,7 +11,7 @@ from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows, members_of, scalar_of
 from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.link_files import link_file
-from salientpp.datasets.converted.pieces import Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.pieces import EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.text import tables, text_edges, text_rows
 from salientpp.datasets.ogb import is_link, listed, ogb_meta, provide_ogb_files
 
@@ -49,7 +49,7 @@ def open_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     )
 
 
-_Opened = tuple[int, Edges, dict[str, Rows], list[Path], list[str]]
+_Opened = tuple[int, EdgeSource, dict[str, Rows], list[Path], list[str]]
 
 
 def _binary(raw: Path, meta: dict[str, str]) -> _Opened:

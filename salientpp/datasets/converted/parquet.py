@@ -18,7 +18,7 @@ import torch
 
 from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends, ends_of, is_id
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
+from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
 
 #: Without a buffer pyarrow reads a whole column of a row group at once.
 _BUFFER = 2**18
@@ -97,7 +97,7 @@ class ParquetFiles:
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 
 
-def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> Edges:
+def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> EdgeSource:
     """Returns the edges of the two columns whose names say which end they hold, see :func:`ends_of`. Other columns are left out."""
     files = ParquetFiles(paths)
     columns = ends_of(files.names, str(paths[0]), ends)
@@ -113,7 +113,7 @@ def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> Edges:
             yield EdgePiece(source, target, counted(f"{path}, row ", first), done)
 
     left_out = tuple(name for name in files.names if name not in columns)
-    return Edges(pieces, sum(files.sizes), sum(files.sizes), left_out=left_out)
+    return EdgeSource(pieces, sum(files.sizes), sum(files.sizes), left_out=left_out)
 
 
 def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, ids: str | None = None) -> Rows:

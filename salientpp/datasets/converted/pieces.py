@@ -46,7 +46,7 @@ def first_row(wrong: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Edges:
+class EdgeSource:
     """The edges of one relation.
 
     ``pieces(most)`` gives all edges in their order, at most ``most`` at a time. It raises ValueError if the source is damaged.
@@ -107,7 +107,7 @@ class Source:
 
     name: str
     vertices: Mapping[str | None, Vertices]
-    edges: Mapping[EdgeName, Edges]
+    edges: Mapping[EdgeName, EdgeSource]
     links: Mapping[str, LinkFile] = field(default_factory=dict)  # by split; for a graph with one type of vertices
     both_directions: bool = False  # store each edge, and directly after it the inverse edge
     undirected: bool = False  # in each relation within one type, store each edge in both directions, and each pair once

@@ -25,7 +25,7 @@ from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import LAYOUTS
 from salientpp.datasets.converted.named_files import edges_of, find_files, kind_of, rows_of
 from salientpp.datasets.converted.ogb_files import open_ogb
-from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
 from salientpp.datasets.npz import npz_split_keys
 from salientpp.datasets.own_objects import read_pyg, says_damaged
@@ -189,7 +189,7 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
         left_out += more
     if isinstance(data, HeteroData):
         left_out += list(data.to_dict()["_global_store"])
-    relations: dict[EdgeName, Edges] = {}
+    relations: dict[EdgeName, EdgeSource] = {}
     for edge_type, store in edge_stores(data).items():
         where = str(file) if edge_type is None else f"{file}: {edge_type!r}"
         if not isinstance(store.get("edge_index"), Tensor):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from salientpp.datasets.arrays import check_file, unreadable
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends, end_of, ends_of
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted, first_row
+from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted, first_row
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
 _COMMENTS = (b"#", b"%")
@@ -166,7 +166,7 @@ def _without_mark(path: Path, block: bytes) -> bytes:
     return block.removeprefix(codecs.BOM_UTF8)
 
 
-def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Edges:
+def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> EdgeSource:
     """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused."""
     sizes, heads = _sizes_of(paths), _heads_of(paths, skip)
     steps = [-1 if _is_reversed(path, head, skip, ends) else 1 for path, head in zip(paths, heads)]
@@ -177,7 +177,7 @@ def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Ed
             source, target = table.values.numpy().T[:: steps[number]]
             yield EdgePiece(source, target, table.where, table.done)
 
-    return Edges(pieces, sum(sizes), unit="bytes")
+    return EdgeSource(pieces, sum(sizes), unit="bytes")
 
 
 def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> Rows:

@@ -12,7 +12,7 @@ from typing import Any
 
 from salientpp.datasets.partitions.pieces import (
     Files,
-    Piece,
+    PartRows,
     Type,
     check_folders,
     integers,
@@ -50,15 +50,15 @@ def open_glt(root: Path) -> Files:
     vertices = read_books(root / "node_pb", node_types if is_hetero else [None], num_parts)
     edges = read_books(root / "edge_pb", edge_types if is_hetero else [None], num_parts)
 
-    def pieces(part: int) -> Iterator[Piece]:
+    def pieces(part: int) -> Iterator[PartRows]:
         folder = root / f"part{part}"
         for edge_type in edges:
             graph = _folder(folder / "graph", edge_type)
             row, col, ids = (integers(read(graph / name), graph / name) for name in ("rows.pt", "cols.pt", "eids.pt"))
-            yield Piece("edge", edge_type, graph, ids, {"row": row, "col": col})
+            yield PartRows("edge", edge_type, graph, ids, {"row": row, "col": col})
             weights = graph / "weights.pt"
             if weights.exists():
-                yield Piece("edge", edge_type, weights, ids, {"edge_weight": tensor(read(weights), weights)})
+                yield PartRows("edge", edge_type, weights, ids, {"edge_weight": tensor(read(weights), weights)})
             yield from _features("edge", edge_type, _folder(folder / "edge_feat", edge_type), "edge_attr")
         for node_type in vertices:
             yield from _features("vertex", node_type, _folder(folder / "node_feat", node_type), "x")
@@ -70,7 +70,7 @@ def _folder(folder: Path, of: Type) -> Path:
     return folder if of is None else folder / ("__".join(of) if isinstance(of, tuple) else of)
 
 
-def _features(kind: str, of: Type, folder: Path, name: str) -> Iterator[Piece]:
+def _features(kind: str, of: Type, folder: Path, name: str) -> Iterator[PartRows]:
     if not folder.is_dir():
         return
     if (folder / "feats.pkl").exists():
@@ -79,4 +79,4 @@ def _features(kind: str, of: Type, folder: Path, name: str) -> Iterator[Piece]:
         ids_of, rows_of = iter([read(folder / "ids.pt")]), iter([read(folder / "feats.pt")])
     for rows in rows_of:
         ids = integers(next(ids_of, None), folder, "ids")
-        yield Piece(kind, of, folder, ids, {name: tensor(rows, folder, "feats")})
+        yield PartRows(kind, of, folder, ids, {name: tensor(rows, folder, "feats")})

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import SPLITS, check_features, form
 from salientpp.datasets.partitions import glt, pyg
-from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, Piece, Type, named, read, tensor
+from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, PartRows, Type, named, read, tensor
 from salientpp.ids import first_outside, read_ids
 from salientpp.suggestions import did_you_mean
 
@@ -129,7 +129,7 @@ class _Table:
             self._columns = {"row": self.edge_index[0], "col": self.edge_index[1]}
             self._seen[_ENDS]  # every edge must have ends, even if no part has a file of edges
 
-    def put(self, part: int, piece: Piece) -> None:
+    def put(self, part: int, piece: PartRows) -> None:
         """Copies the rows of a piece to their places."""
         if piece.ids is None:
             self._put_whole(piece)
@@ -166,7 +166,7 @@ class _Table:
                 )
             column[ids] = rows
 
-    def _put_whole(self, piece: Piece) -> None:
+    def _put_whole(self, piece: PartRows) -> None:
         for name, rows in piece.values.items():
             if rows.size(0) != self.size:
                 raise ValueError(

@@ -36,7 +36,7 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PartRows:
     """Rows of some vertices or edges of a type, as one part has them."""
 
     kind: str  # "vertex" or "edge"
@@ -53,7 +53,7 @@ class Files:
     num_parts: int
     vertices: Mapping[str | None, Book]  # by type, in the order of the graph that was partitioned
     edges: Mapping[tuple[str, str, str] | None, Book]
-    pieces: Callable[[int], Iterator[Piece]]  # yields all pieces of a part
+    pieces: Callable[[int], Iterator[PartRows]]  # yields all pieces of a part
     fills_with_nan: bool = False  # if True, a type that lacks an attribute of another type has rows of NaN for it
 
 

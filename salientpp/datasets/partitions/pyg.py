@@ -17,7 +17,7 @@ from salientpp.datasets.arrays import form
 from salientpp.datasets.partitions.pieces import (
     Book,
     Files,
-    Piece,
+    PartRows,
     Type,
     check_folders,
     integers,
@@ -46,7 +46,7 @@ def open_pyg(root: Path) -> Files:
     edges = read_books(root / "edge_map", edge_types, num_parts)
     first_vertex, first_edge = _offsets(vertices), _offsets(edges)
 
-    def pieces(part: int) -> Iterator[Piece]:
+    def pieces(part: int) -> Iterator[PartRows]:
         folder = root / f"part_{part}"
         names = ("graph.pt", "node_feats.pt", "edge_feats.pt")
         topology, features, edge_features = ((folder / name, read_dict(folder / name)) for name in names)
@@ -58,16 +58,16 @@ def open_pyg(root: Path) -> Files:
             file, stored = features
             entry = _entry(stored, node_type, file)
             ids = integers(_member(entry, "global_id", file), file, "global_id") - first_vertex[node_type]
-            yield Piece("vertex", node_type, file, ids, _features(entry, file))
+            yield PartRows("vertex", node_type, file, ids, _features(entry, file))
             if entry.get("time") is not None:
-                yield Piece("vertex", node_type, file, None, {"time": tensor(entry["time"], file, "time")})
+                yield PartRows("vertex", node_type, file, None, {"time": tensor(entry["time"], file, "time")})
 
     return Files(num_parts, vertices, edges, pieces, fills_with_nan=bool(is_hetero))
 
 
 def _edges(
     edge_type: Any, size: list[int], first: int, topology: tuple[Path, Any], attributes: tuple[Path, Any]
-) -> Iterator[Piece]:
+) -> Iterator[PartRows]:
     """Yields the edges of a type, as pieces.
 
     ``size`` has the numbers of source and target vertices. ``first`` is the id of the type's first edge. ``topology`` and ``attributes`` are a file and
@@ -82,7 +82,7 @@ def _edges(
             f"{file}: expected edges between {size[0]} and {size[1]} vertices, as in node_map, got size "
             f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
         )
-    yield Piece("edge", edge_type, file, ids - first, {"row": row, "col": col})
+    yield PartRows("edge", edge_type, file, ids - first, {"row": row, "col": col})
 
     entry = of_edges if edge_type is None else of_edges.get(edge_type, {})
     if not isinstance(entry, dict):
@@ -100,7 +100,7 @@ def _edges(
                 "files are of different partitions: copy them again, or partition again"
             )
     if values:
-        yield Piece("edge", edge_type, attributes_file, ids - first, values)
+        yield PartRows("edge", edge_type, attributes_file, ids - first, values)
 
 
 def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str, str, str]]]:

@@ -30,7 +30,7 @@ from salientpp.store.directory.description import (
 )
 from salientpp.store.directory.files import DatasetError, cannot_be_read
 from salientpp.store.directory.owned import hidden_name
-from salientpp.store.frames import Frame, Piece
+from salientpp.store.frames import Frame, TablePiece
 from salientpp.store.narrow import Narrow
 
 #: File in a host's copy: {"parts": [...]}, the parts that the copy has.
@@ -448,7 +448,7 @@ def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, M
             )
 
 
-def _fits(piece: Piece, shapes: list[list[int]], width: int | None) -> bool:
+def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool:
     """True if rows of these shapes give a piece of ``width`` columns. None: any number of columns."""
     if piece.kind == "dense":
         return not piece.offset and (width is None or shapes[0][:1] == [width])

@@ -20,7 +20,7 @@ LATE = 1.2
 
 
 @dataclass(frozen=True)
-class Trial:
+class ListSizes:
     """Mean sizes of the lists of remote rows that a batch needs, measured over some batches.
 
     Attributes:
@@ -34,7 +34,7 @@ class Trial:
     waiting_bytes: float = 0.0
 
     @classmethod
-    def of(cls, lists: Sequence[Tensor], num_ids: int, waiting_bytes: float = 0.0) -> Trial:
+    def of(cls, lists: Sequence[Tensor], num_ids: int, waiting_bytes: float = 0.0) -> ListSizes:
         """Measures coded lists of ids in [0, ``num_ids``)."""
         number = max(1, len(lists))
         return cls(
@@ -44,7 +44,7 @@ class Trial:
         )
 
     @classmethod
-    def expected(cls, probability: Tensor) -> Trial:
+    def expected(cls, probability: Tensor) -> ListSizes:
         """Estimates the sizes without any batch, from the probability that a batch needs each remote row. The estimate is slightly too large."""
         number = float(probability.sum(dtype=torch.float64))
         bits = number * (2 + math.log2(probability.numel() / number)) if number > 0 else 0.0
@@ -73,7 +73,7 @@ class Blocks:
         return cls(size, block_probability(*drawn, "batch" if shared else None))
 
 
-def _as_counted(probability: Tensor, trial: Trial) -> Tensor:
+def _as_counted(probability: Tensor, trial: ListSizes) -> Tensor:
     """Scales the probabilities to the mean number of rows in the trial, because batches of a clustered graph have fewer rows than the formula predicts."""
     expected = float(probability.sum(dtype=torch.float64))
     return probability * (trial.num_ids / expected) if expected > 0 else probability
@@ -99,7 +99,7 @@ class Spread:
     block: int = 1
 
     @classmethod
-    def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: Trial | None = None) -> Spread:
+    def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: ListSizes | None = None) -> Spread:
         """Bins the rows by the ``probability`` float [N] that a batch needs them. With ``blocks``, scales the probabilities to the rows in ``trial``."""
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from salientpp.arguments import as_integer
-from salientpp.ways.lookahead.forecast import Trial
+from salientpp.ways.lookahead.forecast import ListSizes
 
 #: Number of batches known ahead. 'auto': the number with which the given memory saves the most rows.
 Window = int | Literal["auto"]
@@ -55,7 +55,7 @@ class Shape:
     list_bytes: int
 
     @classmethod
-    def of(cls, window: int, budget: int, row_bytes: int, trial: Trial, most_rows: int) -> Shape:
+    def of(cls, window: int, budget: int, row_bytes: int, trial: ListSizes, most_rows: int) -> Shape:
         """Finds the largest cache of at most ``most_rows`` rows within ``budget`` bytes, with a window of at least one batch."""
         lists = math.ceil(window * trial.list_bytes + (group_of(window) - 1) * 2 * trial.num_ids)
         for entry_bytes in (2, 4):

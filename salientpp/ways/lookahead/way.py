@@ -26,7 +26,6 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import ops
 from salientpp.engine.basis import Basis
-from salientpp.engine.division import Division
 from salientpp.engine.epochs import Draws
 from salientpp.engine.way import PlacesByType, Price, TiersByType
 from salientpp.engine.workers import SamplingWorkers
@@ -40,7 +39,7 @@ from salientpp.store.fetch import Fetch
 from salientpp.store.tiers import NO_IDS, Kept, Places
 from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
-from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
+from salientpp.ways.lookahead.forecast import Blocks, ListSizes, Spread
 from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, reach_of
 from salientpp.ways.lookahead.waiting import Waiting, waiting_bytes
@@ -162,7 +161,7 @@ class Lookahead(Cache):
         static_bytes = sum(of_type.numel() * source.row_bytes[type_] for type_, of_type in members.items())
         num_sharing = basis.ranks_on_host
 
-        waits = source.rounds_topology is not None
+        waits = source.drawing.is_collective
 
         @cache
         def tried() -> tuple[list[dict[str | None, Tensor]], float]:
@@ -177,12 +176,12 @@ class Lookahead(Cache):
         def plan(type_: str | None, static: Tensor) -> tuple[Shape, Tensor] | None:
             book, part_id = source.books[type_], source.exchange.part_of(type_)
 
-            def trial() -> Trial:
+            def trial() -> ListSizes:
                 sizes, (batches, num_bytes) = (book.num_vertices, *book.range_of(part_id)), tried()
                 lists = [ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in batches]
                 # The types share the memory of waiting batches as they share the memory of the static cache.
                 share = static.numel() * source.row_bytes[type_] / max(1, static_bytes)
-                return Trial.of(lists, book.num_vertices, share * num_bytes)
+                return ListSizes.of(lists, book.num_vertices, share * num_bytes)
 
             own = scores[type_], book, part_id, static.numel(), source.row_bytes[type_]
             return plan_rows(self._window, *own, trial, self._blocks, num_sharing)
@@ -194,7 +193,7 @@ class Lookahead(Cache):
             return
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
         windows = [planner.shape.window for planner in self.planners.values()]
-        if basis.source.rounds_topology is not None:
+        if basis.source.drawing.is_collective:
             self._ahead: Scouts | Waiting = Waiting()
             self.waits = max(map(reach_of, windows))
         else:
@@ -209,7 +208,7 @@ class Lookahead(Cache):
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
         """Draws the batch with these pieces in advance, and returns the ids of its remote rows."""
-        ids = _ids_of(basis.source.draw_vertices(pieces))
+        ids = _ids_of(basis.source.drawing.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:
             tiers, of_type = fetch.tiers[type_], ids.get(type_, NO_IDS)
@@ -277,7 +276,7 @@ class Lookahead(Cache):
             fetched[type_] = price.fetched[type_] * self._fetched_share(type_, price.fetched[type_])
             copied[type_] += price.fetched[type_] - fetched[type_]
         # With scouts, every batch is drawn twice: first for its ids only.
-        draws = 2 if self.planners and self._basis.source.rounds_topology is None else 1
+        draws = 2 if self.planners and not self._basis.source.drawing.is_collective else 1
         left = sum(fetched.values()) / max(1e-300, sum(price.fetched.values()))
         seconds, requests = price.seconds * draws, price.requests * left
         return dataclasses.replace(price, fetched=fetched, copied=copied, seconds=seconds, requests=requests)
@@ -288,7 +287,7 @@ class Lookahead(Cache):
         remote = planner.prior.clone()
         remote[slice(*source.books[type_].range_of(source.exchange.part_of(type_)))] = 0
         number = num_bytes / max(1, source.row_bytes[type_])
-        spread = Spread.of(remote, self._blocks(), Trial(number, 0))
+        spread = Spread.of(remote, self._blocks(), ListSizes(number, 0))
         return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
@@ -334,13 +333,6 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
     return {type_: torch.cat(ids) if len(ids) > 1 else ids[0] for type_, ids in found.items()}
 
 
-def _own(blocks: Blocks | None, division: Division | None) -> Blocks | None:
-    """Restricts the blocks to vertices that this rank computes."""
-    if blocks is None or division is None:
-        return blocks
-    return dataclasses.replace(blocks, probability=division.masked(blocks.probability))
-
-
 def _blocks_of(basis: Basis) -> Blocks | None:
     """Returns the blocks of batches with shared draws; None for several vertex types, seeds that are edges, or weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
@@ -350,8 +342,10 @@ def _blocks_of(basis: Basis) -> Blocks | None:
         return None
     workload = workload_of_part(part, part.part_id, sampler, inputs.node, basis.batch_size, basis.source.exchange.comm)
     num_batches, shared = basis.epochs.order.batches_of_logical_rank, sampler.shared_draws is not None
-    if basis.source.rounds_topology is None:
-        return _own(Blocks.of(workload, block, num_batches, shared), basis.source.division)
+    drawing = basis.source.drawing
+    if not drawing.is_collective:
+        blocks = Blocks.of(workload, block, num_batches, shared)
+        return blocks and dataclasses.replace(blocks, probability=drawing.own(blocks.probability))
     # All ranks sweep together if one has blocks. A rank with a single batch has none, and sweeps any block for the others.
     if all(number <= 1 for (number,) in basis.comm.gather_numbers([num_batches])):
         return None

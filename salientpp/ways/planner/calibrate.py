@@ -28,7 +28,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.way import Way
 from salientpp.ranks.comm import Comm
 from salientpp.ways.lookahead.way import Lookahead
-from salientpp.ways.planner.loads import Draws, Load, Trial, measure_draws, measure_rows
+from salientpp.ways.planner.loads import Draws, Load, TrialEpochs, measure_draws, measure_rows
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.rates import (
     largest,
@@ -159,7 +159,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(number)
 
 
-def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float) -> tuple[Trial, Machines]:
+def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float) -> tuple[TrialEpochs, Machines]:
     """Measures the constants of loading. Returns the epochs that it ran, and ``machines`` with them. Collective."""
     basis, comm = engine.basis, engine.basis.comm
     draws = measure_draws(basis, _DRAWS * seconds)
@@ -167,7 +167,7 @@ def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float)
     alone = {"draw": mean(comm, draws.seconds), "row": mean(comm, row), "byte": mean(comm, byte)}
     known: dict[str, Any] = {name: value for name, value in alone.items() if not math.isnan(value)}
     machines = dataclasses.replace(machines, batch=0.0, **known)
-    trial = Trial.of(engine, per_epoch, _EPOCHS * seconds)
+    trial = TrialEpochs.of(engine, per_epoch, _EPOCHS * seconds)
     plain = trial.load(engine)
     machines = dataclasses.replace(machines, batch=max(0.0, mean(comm, plain.left(machines) / plain.batches)))
     return trial, dataclasses.replace(machines, **_measure_ways(basis, trial, plain, machines, draws))
@@ -193,7 +193,7 @@ def _about(basis: Basis, hosts: Sequence[int], seconds: float) -> dict[str, Any]
     }
 
 
-def _measure_ways(basis: Basis, trial: Trial, plain: Load, machines: Machines, draws: Draws) -> dict[str, Any]:
+def _measure_ways(basis: Basis, trial: TrialEpochs, plain: Load, machines: Machines, draws: Draws) -> dict[str, Any]:
     """Measures ``look_ahead`` and ``sum``, as far as these methods can be used. Collective."""
     comm, source, found = basis.comm, basis.source, {}
 
@@ -206,7 +206,7 @@ def _measure_ways(basis: Basis, trial: Trial, plain: Load, machines: Machines, d
         way = Lookahead("auto", max(2, int(_LOOKAHEAD_BATCHES * rows * width)), "vip")
         load = measured(way)
         # A batch over lists in parts waits after its draw. Other batches are drawn again, for their vertices.
-        left = load.left(machines, 2 if source.rounds_topology is None else 1)
+        left = load.left(machines, 1 if source.drawing.is_collective else 2)
         found["look_ahead"] = mean(comm, left / load.vertices if way.planners else math.nan)
     if comm.size > 1 and draws.last and _has_sums(basis):
         load = measured(SumsOfRows("mean", None))

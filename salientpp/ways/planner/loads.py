@@ -55,18 +55,18 @@ def measure_draws(basis: Basis, seconds: float) -> Draws:
     )
     batches = itertools.islice(batches, _MOST_DRAWS)
     basis.comm.gather_numbers([0])
-    if source.rounds_topology is not None:
+    if source.drawing.is_collective:
         some = list(itertools.islice(batches, _MOST_DRAWS // 4))
         began = time.process_time()
-        mfgs = basis.draw_each(some, lambda mfg: mfg)
+        mfgs = source.drawing.draw_each(some, lambda mfg: mfg)
         spent = time.process_time() - began
         total = sum(map(num_edges, mfgs))
     else:
-        source.draw_joined(next(batches))
+        source.drawing.draw(next(batches))
         mfgs, spent, total, end = [], 0.0, 0, time.perf_counter() + seconds
         for pieces in batches:
             began = time.thread_time()
-            mfgs.append(source.draw_joined(pieces))
+            mfgs.append(source.drawing.draw(pieces))
             spent += time.thread_time() - began
             total += num_edges(mfgs[-1])
             if time.perf_counter() > end:
@@ -163,7 +163,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialEpochs:
     """Short epochs without training, in which all ranks take the same number of batches.
 
     Attributes:
@@ -177,7 +177,7 @@ class Trial:
     number: int
 
     @classmethod
-    def of(cls, engine: Engine, per_epoch: int, seconds: float) -> Trial:
+    def of(cls, engine: Engine, per_epoch: int, seconds: float) -> TrialEpochs:
         """Chooses how many batches take about ``seconds``. Collective."""
         basis = engine.basis
         skipped = basis.depth + basis.most_ahead

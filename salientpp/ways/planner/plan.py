@@ -12,7 +12,7 @@ from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.planner.choices import Budget, Choice
 from salientpp.ways.planner.costs import Cost, cost_of
 from salientpp.ways.planner.machines import Machines
-from salientpp.ways.planner.result import Line, Plan
+from salientpp.ways.planner.result import Line, MemoryPlan
 from salientpp.ways.planner.trials import Batch, Trials
 
 #: Smallest saving, as a fraction of the epoch, for which another combination is preferred to the static cache. With 0.03, one of 108 measured plans was
@@ -87,7 +87,7 @@ def plan_together(
     policy: Any = "vip",
     weight: str | None = None,
     beside: Sequence[Way] = (),
-) -> Plan:
+) -> MemoryPlan:
     """Plans for the ranks that make a loader together. Collective; every rank gets the same choice. See :func:`lines_of`."""
     choices = budget.choices()
     several = [choices, dataclasses.replace(budget, memory=budget.memory + MORE).choices()]
@@ -101,7 +101,7 @@ def plan_together(
     saves = [max(0.0, chosen.cost.seconds - best_of(more).cost.seconds) for more in then]
     ordered = sorted(now, key=lambda line: line.cost.seconds)
     device_saves = saves[1] if len(saves) > 1 else None
-    return Plan(chosen, ordered, batch, machines, budget.memory, budget.device_memory, saves[0], device_saves)
+    return MemoryPlan(chosen, ordered, batch, machines, budget.memory, budget.device_memory, saves[0], device_saves)
 
 
 def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, int]:

@@ -44,7 +44,7 @@ class Line:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class MemoryPlan:
     """The combination of methods that a loader uses within its memory budget. Its text is a table of 80 columns.
 
     Attributes:

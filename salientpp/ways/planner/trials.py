@@ -57,7 +57,9 @@ class Trials:
     def __init__(self, basis: Basis) -> None:
         self._basis = basis
         batches = [basis.epochs.pieces(0, turn) for turn in basis.trial_turns]
-        self._mfgs: Sequence[Mfg] = basis.once("joined trial", lambda: basis.draw_each(batches, lambda mfg: mfg))
+        self._mfgs: Sequence[Mfg] = basis.once(
+            "joined trial", lambda: basis.source.drawing.draw_each(batches, lambda mfg: mfg)
+        )
 
     @cached_property
     def batch(self) -> Batch:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
+from salientpp.ways.lookahead.forecast import Blocks, ListSizes, Spread
 from salientpp.ways.lookahead.shape import MOST_AHEAD, Shape, Window, reach_of
 
 #: Largest fraction of the budget that the ids of a window may take.
@@ -20,7 +20,7 @@ def choose_shape(
     probability: Tensor,
     budget: int,
     row_bytes: int,
-    trial: Trial,
+    trial: ListSizes,
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> Shape:
@@ -83,7 +83,7 @@ def plan_rows(
     part_id: int,
     num_static: int,
     row_bytes: int,
-    trial: Callable[[], Trial],
+    trial: Callable[[], ListSizes],
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> tuple[Shape, Tensor] | None:

@@ -24,7 +24,7 @@ from salientpp.store.exchange import Message
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 from salientpp.store.thread_groups import in_group, in_pieces
 from salientpp.store.tiers import Tiers
-from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, plan_sums
+from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, AskedSums, Wire, plan_sums
 
 #: Messages by which ranks ask one another for sums.
 SUMS, SOURCES, WEIGHTS = (
@@ -65,7 +65,7 @@ def _found_last(mfg: SamplerOutput) -> Tensor:
 
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
-) -> tuple[SamplerOutput, Sums]:
+) -> tuple[SamplerOutput, AskedSums]:
     """Replaces remote rows of a batch by sums. Returns what remains of the MFG, and the sums to ask for; none if ``asks`` is False.
 
     Args:
@@ -74,7 +74,7 @@ def sums_of(
     num_parts = tiers.book.num_parts
     if not asks:
         none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
-        return mfg, Sums(none, none, none, None if mfg.edge is None else mfg.edge[:0], counts, counts)
+        return mfg, AskedSums(none, none, none, None if mfg.edge is None else mfg.edge[:0], counts, counts)
     last = _found_last(mfg)
     places = tiers.look_up(last)
     owner = torch.full_like(last, -1)
@@ -85,7 +85,7 @@ def sums_of(
     return plan_sums(mfg, owner, num_parts, wire)
 
 
-def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, Sums]:
+def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, AskedSums]:
     """Replaces rows that would be copied to the device by sums that the host computes. Returns what remains of the MFG, and the sums.
 
     These sums are grouped by tier, and their ``source`` holds slots of the tier that has the rows.

@@ -27,7 +27,7 @@ WORTH_IT = 0.97
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class AskedSums:
     """Sums that a rank asks for in a batch, as int64 vectors. All except the last two are grouped by owner, then by target.
 
     Attributes:
@@ -69,7 +69,7 @@ class Wire:
         return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
 
 
-def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> tuple[SamplerOutput, Sums]:
+def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> tuple[SamplerOutput, AskedSums]:
     """Replaces rows of a batch by sums where that saves bytes.
 
     Args:
@@ -99,6 +99,6 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
         metadata=mfg.metadata,
     )
     summed = summed_edge + first_edge
-    return left, Sums(
+    return left, AskedSums(
         target, size, mfg.node[mfg.row[summed]], None if mfg.edge is None else mfg.edge[summed], groups, sources
     )

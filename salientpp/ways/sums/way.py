@@ -33,7 +33,7 @@ from salientpp.store.thread_groups import Balance
 from salientpp.ways.sums.check import edge_rows_of, first_edge_of
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
 from salientpp.ways.sums.moved import SOURCES, SUMS, WEIGHTS, Moved, host_sums_of, put_sums, sums_of
-from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
+from salientpp.ways.sums.plan import AskedSums, PartialAggregation, Wire
 
 #: Key under which the sums that a host computes for its own device stand beside the vertex types.
 _OF_HOST = "(sums of the host)"
@@ -62,9 +62,9 @@ class Partial(NamedTuple):
 class Note:
     """Decision about one batch: its sums, and what they replace."""
 
-    sums: Sums  # requests to other ranks, besides those for rows
+    sums: AskedSums  # requests to other ranks, besides those for rows
     weight: Tensor | None  # weights of the rows in `sums`, as words of the message
-    here: Sums | None  # sums that the host computes for the device, by tier and slot
+    here: AskedSums | None  # sums that the host computes for the device, by tier and slot
     here_weight: Tensor | None  # weights of the rows in `here`
 
 
@@ -189,7 +189,7 @@ class SumsOfRows(Way):
                     put_sums(tier.rows[name], slot, size, weight, self._reduction, to)
         return out
 
-    def _weight_of(self, sums: Sums, edge_rows: EdgeRowsByType) -> Tensor | None:
+    def _weight_of(self, sums: AskedSums, edge_rows: EdgeRowsByType) -> Tensor | None:
         """Returns the weights of the rows in sums."""
         if self._weights is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from salientpp.ways.lookahead.forecast import Trial
+from salientpp.ways.lookahead.forecast import ListSizes
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import Shape, check_lookahead
 
@@ -14,7 +14,7 @@ from salientpp.ways.lookahead.shape import Shape, check_lookahead
 @pytest.mark.parametrize("budget", [0, 1000, 300_000, 400_000_000])
 def test_rows_and_state_stay_inside_the_budget(row_bytes, budget):
     for window in (1, 9, 200):
-        shape = Shape.of(window, budget, row_bytes, Trial(100, 110), 10**9)
+        shape = Shape.of(window, budget, row_bytes, ListSizes(100, 110), 10**9)
         if shape.num_slots:
             planner = Planner(shape, torch.ones(10), torch.tensor([], dtype=torch.int64))
             own = sum(each.nbytes for each in (planner.slot_id, planner._slot_key, planner._table))
@@ -24,7 +24,7 @@ def test_rows_and_state_stay_inside_the_budget(row_bytes, budget):
 
 
 def test_slots_never_exceed_the_rows_that_may_be_needed():
-    assert Shape.of(3, 10**9, 100, Trial(10, 11), 50).num_slots == 50
+    assert Shape.of(3, 10**9, 100, ListSizes(10, 11), 50).num_slots == 50
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "all", None, True, 2**13 + 1])

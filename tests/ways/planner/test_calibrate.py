@@ -102,13 +102,13 @@ def _slow(rank: int, root: Path, seconds: float) -> tuple[Machines, Machines]:
         while time.thread_time() < end:
             pass
 
-    draw = type(source).draw_joined
+    draw = type(source.drawing).draw
 
     def slowly(self, *args, **kwargs):
         spin()
         return draw(self, *args, **kwargs)
 
-    type(source).draw_joined = slowly
+    type(source.drawing).draw = slowly
     return before, calibrate(loader.engine.basis, seconds=SHORT)
 
 

@@ -14,7 +14,7 @@ from salientpp.ways.planner.choices import Budget, Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.plan import best_of, slowest
-from salientpp.ways.planner.result import Line, Plan, amount
+from salientpp.ways.planner.result import Line, MemoryPlan, amount
 from salientpp.ways.planner.trials import Batch
 from salientpp.ways.sums.way import SumsOfRows
 
@@ -99,7 +99,7 @@ def table(**changes) -> str:
     lines = [line(Choice(number, "auto", None, number * 3), number / 10) for number in range(1, 30)]
     machines = Machines(Link(1e9), step=Step(seconds=1.0))
     values = {"chosen": lines[20], "lines": lines, "batch": Batch(10, 1.0, 1.0, 1.0, 1.0), "machines": machines}
-    return " ".join(str(Plan(**{**values, "memory": 100, "device_memory": 7, "saves": 0.5, **changes})).split())
+    return " ".join(str(MemoryPlan(**{**values, "memory": 100, "device_memory": 7, "saves": 0.5, **changes})).split())
 
 
 def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from known_batches import random_batches
 
-from salientpp.ways.lookahead.forecast import Spread, Trial
+from salientpp.ways.lookahead.forecast import ListSizes, Spread
 from salientpp.ways.lookahead.shape import Shape, reach_of
 from salientpp.ways.planner.window import choose_shape
 
 
 def test_auto_takes_the_window_that_is_forecast_to_save_most():
     _, prior = random_batches(1, 3000, 4)
-    trial = Trial(float(prior.sum()), 1.1 * float(prior.sum()))
+    trial = ListSizes(float(prior.sum()), 1.1 * float(prior.sum()))
     chosen = choose_shape("auto", prior, 60_000, 100, trial)
     spread = Spread.of(prior)
     for window in range(1, 40):
@@ -26,7 +26,7 @@ def test_auto_takes_the_window_that_is_forecast_to_save_most():
 
 def test_auto_lets_waiting_batches_take_as_much_memory_as_the_cache():
     _, prior = random_batches(1, 3000, 4)
-    trial = Trial(float(prior.sum()), 1.1 * float(prior.sum()))
+    trial = ListSizes(float(prior.sum()), 1.1 * float(prior.sum()))
     free = choose_shape("auto", prior, 60_000, 100, trial).window
     windows = []
     for waiting_bytes in (1.0, 60_000 / 2, 60_001.0):
@@ -39,7 +39,7 @@ def test_auto_lets_waiting_batches_take_as_much_memory_as_the_cache():
 
 def test_a_window_that_takes_most_of_the_budget_raises_a_clear_error():
     _, prior = random_batches(1, 3000, 4)
-    trial = Trial(600, 660)
+    trial = ListSizes(600, 660)
     with pytest.raises(
         ValueError, match=r"lookahead=64 needs .* bytes for ids, more than half of the 20,000 .*'auto' or 0"
     ):

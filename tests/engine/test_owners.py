@@ -14,12 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import Graph, NeighborSampler
-from salientpp.partitioning.assign import assign_parts
-from salientpp.ranks.comm import Comm
-from salientpp.ranks.partition_book import PartitionBook
-from salientpp.ranks.placement import Placement
-from salientpp.sampling.divided_batch import shares_of
-from salientpp.ways.cooperate.owners import (
+from salientpp.engine.drawing.owners import (
     TOLERANCE,
     Expected,
     make_owners,
@@ -28,6 +23,11 @@ from salientpp.ways.cooperate.owners import (
     served_places,
     shared_owners,
 )
+from salientpp.partitioning.assign import assign_parts
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.divided_batch import shares_of
 
 FANOUTS, BATCH_SIZE = [10, 5], 128
 

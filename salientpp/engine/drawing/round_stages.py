@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.engine.drawing.together import answer_all, by_part, by_rank
 from salientpp.engine.pipeline import Stage
-from salientpp.engine.stages import Request
-from salientpp.engine.together import answer_all, by_part, by_rank
-from salientpp.engine.workers import SamplingWorkers
+from salientpp.engine.request import Request
 from salientpp.processes import Task, Undone
 from salientpp.ranks.mail import Letter
 from salientpp.sampling.in_rounds import Round
@@ -56,17 +55,17 @@ class Answering(Between):
     answers: Task | Undone
 
 
-class Rounds:
+class RoundStages:
     """The rounds of one engine.
 
     Args:
         topology: the neighbour lists that this rank's host holds.
         exchange: the ranks that hold the other lists.
-        workers: the threads that draw.
+        scout: runs a function in a sampling thread.
     """
 
-    def __init__(self, topology: PartTopology, exchange: Exchange, workers: SamplingWorkers) -> None:
-        self._topology, self._exchange, self._workers = topology, exchange, workers
+    def __init__(self, topology: PartTopology, exchange: Exchange, scout: Callable[..., Any]) -> None:
+        self._topology, self._exchange, self._scout = topology, exchange, scout
 
     def list(self, number: int) -> list[list[Stage]]:
         """Returns the stages of ``number`` rounds, in order, divided into runs. In a run without stages, a batch waits for a message."""
@@ -93,7 +92,7 @@ class Rounds:
 
     def draw_for_others(self, state: Sent) -> Answering:
         asked = state.pending.wait().split(list(state.sizes))
-        return Answering(state.request, state.step, self._workers.scout(answer_all, self._topology, asked))
+        return Answering(state.request, state.step, self._scout(answer_all, self._topology, asked))
 
     def answer_sizes(self, state: Answering) -> SizesSent:
         answers = state.answers.result()
@@ -105,7 +104,7 @@ class Rounds:
     def join_lists(self, state: Sent) -> Request:
         step, answers = state.step, state.pending.wait().split(list(state.sizes))
         if isinstance(step, Round) and state.request.is_wanted:
-            sampling: Any = self._workers.scout(step.end, by_part(self._exchange, step.asks, answers))
+            sampling: Any = self._scout(step.end, by_part(self._exchange, step.asks, answers))
         else:
             sampling = Undone(lambda: step)
         return dataclasses.replace(state.request, sampling=sampling)

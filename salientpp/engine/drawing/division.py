@@ -1,4 +1,4 @@
-"""Divides each batch among the ranks of a host, which compute it together. A rank's source gives its share."""
+"""Divides each batch among the ranks of a host, which compute it together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Division:
     number: int = 0
 
     def share(self, draw: Callable[[], Mfg], keys: BatchKeys, turn: tuple[int, int] | None) -> BatchShare:
-        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``turn``: see :meth:`BatchSource.draw_joined`."""
+        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``turn``: see :meth:`DrawingMethod.draw`."""
         if turn is None:
             mfg = draw()
             assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types

@@ -202,14 +202,8 @@ def shared_owners(host: Comm, num_vertices: int, make: Callable[[], Tensor]) -> 
     """
     if host.size == 1:
         return make()
-    owners, error = None, None
-    if host.rank == 0:
-        try:
-            owners = make()
-        except Exception as caught:  # the other ranks get it too
-            error = caught
-    with host.patient():  # a partitioner may take minutes
-        host.gather_facts({}, error, task="divide the vertices among the ranks of its host")
+    with host.patient(), host.together("divide the vertices among the ranks of its host"):  # may take minutes
+        owners = make() if host.rank == 0 else None
     dtype = torch.int8 if host.size <= 127 else torch.int16
     (shared,) = shared_tensors(host, [((num_vertices,), dtype)])
     if owners is not None:

@@ -1,22 +1,47 @@
-"""Divides the vertices of a graph among the ranks of a host, before the first batch."""
+"""Draws batches that the ranks of a host compute together: each rank gets its share of the host's batch."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+from torch import Tensor
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.division import Division
+from salientpp.engine.drawing.division import Division
+from salientpp.engine.drawing.drawn_once import DrawnOnce
+from salientpp.engine.drawing.method import DrawingMethod, Piece
+from salientpp.engine.drawing.owners import Expected, SplitBy, make_owners, shared_owners
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.ways.cooperate.drawn_once import DrawnOnce
-from salientpp.ways.cooperate.owners import Expected, SplitBy, make_owners, shared_owners
+from salientpp.sampling.topology import Mfg
+
+
+class Divided(DrawingMethod):
+    """Args: ``whole`` draws the batches that ``division`` divides."""
+
+    division: Division
+
+    def __init__(self, whole: DrawingMethod, division: Division) -> None:
+        super().__init__(whole.seeds, whole.sampler, whole.exchange)
+        self._whole, self.division = whole, division
+
+    def own(self, scores: Tensor, first: int = 0) -> Tensor:
+        return self.division.masked(scores, first)
+
+    def draw(self, pieces: Sequence[Piece], only_vertices: bool = False, turn: tuple[int, int] | None = None) -> Mfg:
+        if only_vertices:
+            return self.division.own_vertices(self._whole.draw(pieces, True))
+        return self.division.share(lambda: self._whole.draw(pieces), pieces[0][1], turn)
+
+    def draw_vertices(self, pieces: Sequence[Piece]) -> list[Mfg]:
+        return list(map(self.division.own_vertices, self._whole.draw_vertices(pieces)))
 
 
 def divide(basis: Basis, split_by: SplitBy) -> None:
     """Makes the loader of each rank get only its part of every batch of the host. Collective among the host's ranks.
 
-    Call it before the engine is made.
+    Call it before the engine is made, and only if :meth:`DrawingMethod.why_whole` gives no reason against it.
 
     Raises:
         ValueError: the vertices cannot be divided; on every rank of the host.
@@ -43,4 +68,4 @@ def divide(basis: Basis, split_by: SplitBy) -> None:
     once = DrawnOnce(basis.host, owner, basis.most_ahead + basis.depth)
     host = basis.host
     division = Division(owner, host.size, host.rank, once, host.number)
-    basis.source = dataclasses.replace(source, division=division)
+    basis.source = dataclasses.replace(source, drawing=Divided(source.drawing, division))

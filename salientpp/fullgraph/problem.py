@@ -10,7 +10,7 @@ Gradients take as many words again if the rows depend on parameters. To recomput
 must be kept or fetched. A row that several edges need is paid for once. A sum needs a layer that is a product with a constant matrix.
 
 The choice between fetching and recomputing follows NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al.,
-SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.ways.planner.cut`). A budget of memory becomes a price on memory, which is raised until
+SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.fullgraph.cut`). A budget of memory becomes a price on memory, which is raised until
 the
 choice fits.
 """
@@ -24,8 +24,8 @@ from math import inf
 import torch
 from torch import Tensor
 
+from salientpp.fullgraph.cut import least_cut
 from salientpp.store.target_lists import Edges
-from salientpp.ways.planner.cut import least_cut
 
 #: Number of arcs up to which a minimum cut is computed. A cut of ten million arcs takes about ten seconds and 1 GB.
 MOST_ARCS = 10_000_000
@@ -141,7 +141,7 @@ class Costs:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Decision:
     """Decision of one rank how it gets the rows of other ranks.
 
     Attributes:
@@ -225,7 +225,7 @@ class Problem:
 
     # --- what a choice costs --------------------------------------------------------------------------------
 
-    def fetched(self, choice: Choice) -> list[Tensor]:
+    def fetched(self, choice: Decision) -> list[Tensor]:
         """Returns, for each hop, True for candidates that are fetched: bool [..., m]."""
         found = []
         for hop in range(self.costs.num_hops):
@@ -235,7 +235,7 @@ class Problem:
             found.append((by_own | by_recomputed) & (choice.depths < hop))
         return found
 
-    def sums(self, choice: Choice) -> list[Tensor]:
+    def sums(self, choice: Decision) -> list[Tensor]:
         """Returns, for each hop, True for groups whose sum is sent: bool [..., g]."""
         found = []
         for hop, fetched in enumerate(self.fetched(choice)):
@@ -249,7 +249,7 @@ class Problem:
         none = torch.zeros((*values.shape[:-1], size), dtype=torch.uint8, device="cpu")
         return none.scatter_reduce_(-1, index.expand(values.shape), values.to(torch.uint8), "amax").bool()
 
-    def seconds(self, choice: Choice) -> Tensor:
+    def seconds(self, choice: Decision) -> Tensor:
         """Returns the seconds that a step takes because of the choice, float64 [...]."""
         costs, depths = self.costs, choice.depths
         total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
@@ -263,7 +263,7 @@ class Problem:
         """Returns the bytes [...] of memory for kept rows and edges."""
         return self._bytes(depths).sum(-1)
 
-    def forecast(self, choice: Choice) -> dict[str, float]:
+    def forecast(self, choice: Decision) -> dict[str, float]:
         """Returns the numbers of rows, sums and words that arrive in a step, of kept vertices and edges, the bytes of memory, and the seconds."""
         costs = self.costs
         rows = [int(each.sum()) for each in self.fetched(choice)]
@@ -284,7 +284,7 @@ class Problem:
 
     # --- solutions ------------------------------------------------------------------------------------------
 
-    def pure(self, kind: str) -> Choice:
+    def pure(self, kind: str) -> Decision:
         """Returns the choice that treats all rows alike.
 
         Args:
@@ -301,9 +301,9 @@ class Problem:
                 needed = self.pairs[0][depths[self.pairs[1]] == depth + 1]
                 depths[needed] = depths[needed].clamp(min=depth)
         may_sum = torch.tensor(self.costs.products, dtype=torch.bool, device="cpu") & (kind == "sum")
-        return Choice(depths, may_sum[:, None].expand(-1, self.num_groups))
+        return Decision(depths, may_sum[:, None].expand(-1, self.num_groups))
 
-    def cut(self, price: float = 0.0, depths: Tensor | None = None) -> Choice:
+    def cut(self, price: float = 0.0, depths: Tensor | None = None) -> Decision:
         """Returns the cheapest choice, if a byte of memory costs ``price`` seconds. Constants of steps (``kept``) do not count.
 
         Args:
@@ -321,7 +321,7 @@ class Problem:
             self.named, self.num_groups, self.pairs, keep, [*map(costs.fetch, range(levels))], sums, depths
         )
         further = summed[-1:].expand(costs.num_hops - levels, -1)
-        return Choice(found, torch.cat([summed, further]))
+        return Decision(found, torch.cat([summed, further]))
 
     @property
     def num_arcs(self) -> int:
@@ -329,7 +329,7 @@ class Problem:
         of_hop = self.named.size(1) + self.num_groups + self.candidates.numel()
         return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
 
-    def solve(self, budget: float = inf) -> Choice:
+    def solve(self, budget: float = inf) -> Decision:
         """Returns a choice within ``budget`` bytes, as fast as each that fits and treats all rows alike, or faster."""
         pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
         if not self.may_recompute:
@@ -344,7 +344,7 @@ class Problem:
         fitting = [each for each in found if float(self.memory(each.depths)) <= budget]
         return min(fitting, key=lambda choice: float(self.seconds(choice)))
 
-    def _within(self, budget: float) -> Choice:
+    def _within(self, budget: float) -> Decision:
         """Raises the price of memory until the cheapest choice fits, and returns it with further vertices that still fit."""
         low, high = 0.0, sum(map(self.costs.fetch, range(self.costs.num_hops))) / self.costs.vertex_bytes
         depths, above = self.pure("fetch").depths, self.cut().depths

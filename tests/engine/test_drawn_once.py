@@ -19,14 +19,14 @@ from torch import Tensor
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import NeighborSampler
+from salientpp.engine.drawing import drawn_once
+from salientpp.engine.drawing.drawn_once import DrawnOnce
 from salientpp.ranks import host_locks
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.host_locks import HostLocks
 from salientpp.ranks.shared_memory import CannotShare
 from salientpp.sampling.divided_batch import BatchShare, share_of
 from salientpp.sampling.packed_share import pack_share, unpack_share
-from salientpp.ways.cooperate import drawn_once
-from salientpp.ways.cooperate.drawn_once import DrawnOnce
 
 NUM_VERTICES = 300
 SAMPLER = NeighborSampler(random_data(NUM_VERTICES, 1500), [3, 2])

@@ -1,0 +1,130 @@
+"""The interface between the engine and the ways in which batches are drawn.
+
+A loader has one :class:`DrawingMethod`. The engine, the ways and the planner ask it for batches and for its properties. They do not ask which class it has.
+:mod:`salientpp.engine.drawing.choose` lists the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
+
+from salientpp.engine.drawing.division import Division
+from salientpp.engine.pipeline import Stage
+from salientpp.engine.seeds import Seeds
+from salientpp.processes import in_order
+from salientpp.sampling.schedule import BatchKeys
+from salientpp.sampling.topology import Mfg
+from salientpp.sampling.union import disjoint_union
+from salientpp.store.exchange import Exchange
+
+Out = TypeVar("Out")
+
+#: The positions of some seeds, int64 [B], and the keys of their draws. A batch is drawn from one or several pieces.
+Piece = tuple[Tensor, BatchKeys]
+
+
+class DrawingMethod:
+    """Draws the batches of one loader. Several threads may call the methods that draw.
+
+    Attributes:
+        is_collective: True if ranks hold neighbour lists for each other. Then all ranks draw together, and batches need stages before the ten.
+        division: divides each batch among the ranks of the host. None: the rank computes whole batches.
+
+    Args:
+        seeds, sampler: of the loader.
+        exchange: connects the ranks that hold the rows and lists of other parts.
+    """
+
+    is_collective: ClassVar[bool] = False
+    division: Division | None = None
+
+    def __init__(self, seeds: Seeds, sampler: BaseSampler, exchange: Exchange) -> None:
+        self.seeds, self.sampler, self.exchange = seeds, sampler, exchange
+
+    # --- properties ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def suits(cls, sampler: BaseSampler) -> bool:
+        """Returns True if this class draws the batches of ``sampler``. The first class in the list that does is taken."""
+        raise NotImplementedError
+
+    def excludes(self) -> Mapping[str, str]:
+        """Returns the options of loaders that this method excludes, with the reason. An option that has its default is never excluded."""
+        return {}
+
+    def why_whole(self) -> str | None:
+        """Returns the reason why batches cannot be divided among the ranks of a host, and what the user can do; None if they can."""
+        return f"neighbor_sampler is a {type(self.sampler).__name__}, whose batches do not follow hops; leave one of them out"
+
+    def prepare(self) -> None:
+        """Does what must be done once, before the first batch. Collective."""
+
+    def own(self, scores: Tensor, first: int = 0) -> Tensor:
+        """Returns scores [n] of the vertices from ``first`` on, with 0 for vertices that this rank does not compute."""
+        return scores
+
+    # --- draws --------------------------------------------------------------------------------------------
+
+    def draw_piece(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
+        """Samples the MFG of the seeds at these positions. With ``only_vertices``, its edges may be missing."""
+        inputs = chosen(self.seeds.inputs, positions)
+        mfg = self.seeds.draw(inputs, **self.arguments(keys, only_vertices))
+        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
+
+    def arguments(self, keys: BatchKeys, only_vertices: bool) -> dict[str, Any]:
+        """Returns the arguments of the sampler's method besides the seeds."""
+        raise NotImplementedError
+
+    def draw(self, pieces: Sequence[Piece], only_vertices: bool = False, turn: tuple[int, int] | None = None) -> Mfg:
+        """Samples the pieces, each with its own keys, and joins their MFGs into one.
+
+        Args:
+            only_vertices: see :meth:`draw_piece`.
+            turn: epoch of the batch, and its tick in the epoch. None: the batch is drawn outside an epoch, or for a plan.
+        """
+        if len(pieces) == 1:
+            return self.draw_piece(*pieces[0], only_vertices=only_vertices)
+        return self.joined([self.draw_piece(positions, keys) for positions, keys in pieces])
+
+    def joined(self, mfgs: Sequence[Mfg]) -> Mfg:
+        inputs = self.seeds.inputs
+        return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
+
+    def draw_vertices(self, pieces: Sequence[Piece]) -> list[Mfg]:
+        """Samples the pieces without joining them. Only ``node`` of each MFG is right: the vertices that this rank computes."""
+        return [self.draw_piece(*piece, only_vertices=True) for piece in pieces]
+
+    def begin(self, pieces: Sequence[Piece], turn: tuple[int, int], finish: Callable[[Mfg], Any]) -> Any:
+        """Begins to draw a batch of an epoch, in a sampling thread. Returns ``finish(sample)``, or what the first of :meth:`stages` expects."""
+        return finish(self.draw(pieces, turn=turn))
+
+    def draw_each(
+        self, batches: Iterable[Sequence[Piece]], measure: Callable[[Any], Out], only_vertices: bool = False
+    ) -> list[Out]:
+        """Returns ``measure(sample)`` for each of these batches, in order.
+
+        Several threads may call ``measure``. If :attr:`is_collective`, all ranks make this call, each for batches of its own, of any number.
+        """
+        return list(in_order(lambda pieces: measure(self.draw(pieces, only_vertices)), batches, "salientpp-draw"))
+
+    def stages(self, scout: Callable[..., Any]) -> list[list[Stage]]:
+        """Returns the runs of stages before the ten.
+
+        Args:
+            scout: runs a function in a sampling thread.
+        """
+        return []
+
+
+def chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
+    """Returns ``inputs[positions]``. For plain seeds it avoids PyG's indexing, which takes longer than many batches do."""
+    if type(inputs) is not NodeSamplerInput or inputs.time is not None:
+        return inputs[positions]
+    input_id = positions if inputs.input_id is None else inputs.input_id.index_select(0, positions)
+    return NodeSamplerInput(input_id, inputs.node.index_select(0, positions), None, inputs.input_type)
