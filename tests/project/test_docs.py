@@ -3,7 +3,8 @@
 The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. tests/support/pages.py
 lists the words of ``<!-- docs-test: ... -->`` that change that.
 
-The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. For ``bash SCRIPT`` the test checks the syntax of the script.
+The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. ``bash SCRIPT`` runs outside a job of SLURM, with an ``sbatch`` that checks the
+syntax of the script that it gets and starts nothing.
 """
 
 from __future__ import annotations
@@ -69,11 +70,29 @@ def torchrun(words: list[str]) -> None:
     run_python(["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words[1:]])
 
 
-def bash(words: list[str]) -> None:
-    subprocess.run(["bash", "-n", *words[1:]], check=True, timeout=HANG)
+SBATCH = """#!/usr/bin/env bash
+[[ " $* " == *" --wrap "* ]] || bash -n "${!#}"
+"""
 
 
-RUN = {"salientpp": salientpp_command, "python": script, "torchrun": torchrun, "bash": bash}
+def in_shell(words: list[str]) -> None:
+    """Runs a command without variables of SLURM, as on a login node whose ``sbatch`` checks the syntax of scripts."""
+    with tempfile.TemporaryDirectory() as folder:
+        (sbatch := Path(folder) / "sbatch").write_text(SBATCH)
+        sbatch.chmod(0o755)
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment = {**outside, "PATH": os.pathsep.join([folder, os.environ["PATH"]])}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
+
+
+RUN = {
+    "salientpp": salientpp_command,
+    "python": script,
+    "torchrun": torchrun,
+    "bash": in_shell,
+    "sbatch": in_shell,
+}
 
 
 @functools.cache
@@ -167,6 +186,11 @@ def test_a_wrong_page_fails(tmp_path, monkeypatch):
                 "<!-- docs-test: on 2 ranks -->\n```python\nimport os\n1 / int(os.environ['RANK'])\n```\n",
                 AssertionError,
                 "division by zero",
+            ),
+            (
+                "```bash\nsalientpp slurm --parts 2 --time 1 --output a.sbatch -- a.py\nbash a.sbatch\n```\n",
+                AssertionError,
+                "SLURM_NNODES: unbound",
             ),
             ("```bash\nsrun true\n```\n", ValueError, "page.md, line 2: no test can run 'srun'"),
             ("<!-- docs-test: reading 5 as 3 -->\n```python\n4\n```\n", ValueError, "has no '5'"),
