@@ -47,6 +47,12 @@ _MAX_CHOICE = 8
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
 _SCRIPTABLE = "__prepare_scriptable__"
 
+#: Words in the text of a trimmed model.
+_TRIMMED = "trimmed by salientpp.nn.trim"
+
+#: Attribute of a ``__repr__`` that adds these words.
+_PRINTS = "_salientpp_prints_trimmed"
+
 #: ``running``: the running forward pass of a trimmed model in this thread.
 _thread = threading.local()
 
@@ -96,9 +102,9 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     if getattr(model, _ATTRIBUTE, None) is None:
         model.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
         model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
-    setattr(model, _ATTRIBUTE, Trimming(norms, check))
+    setattr(model, _ATTRIBUTE, Trimming(norms, check, type(model)))
     vars(model)[_SCRIPTABLE] = functools.partial(_plain_copy, model)
-    if type(model).__repr__ is torch.nn.Module.__repr__:  # PyG's models print without it
+    if type(model).__repr__ is torch.nn.Module.__repr__:
         vars(model).setdefault("extra_repr", functools.partial(_extra_repr, model))
     return model
 
@@ -143,7 +149,26 @@ def _remove(model: torch.nn.Module) -> None:
 
 def _extra_repr(model: torch.nn.Module) -> str:
     """Returns the first line of a printed model, which says that it is trimmed."""
-    return ", ".join(filter(None, [type(model).extra_repr(model), "trimmed by salientpp.nn.trim"]))
+    return ", ".join(filter(None, [type(model).extra_repr(model), _TRIMMED]))
+
+
+def _print_trimmed(kind: type[torch.nn.Module]) -> None:
+    """Makes trimmed models of a class say that they are trimmed if the class prints without ``extra_repr``, as PyG's models do.
+
+    Python takes ``__repr__`` from the class, never from the object. The class's other models print as before.
+    """
+    own = kind.__repr__
+    if own is torch.nn.Module.__repr__ or hasattr(own, _PRINTS):
+        return
+
+    @functools.wraps(own)
+    def printed(model: torch.nn.Module) -> str:
+        is_outermost = type(model).__repr__ is printed  # a subclass may print the text of its base class
+        trimmed = is_outermost and getattr(model, _ATTRIBUTE, None) is not None
+        return f"{own(model)}, {_TRIMMED}" if trimmed else own(model)
+
+    setattr(printed, _PRINTS, True)
+    cast(Any, next(base for base in kind.__mro__ if "__repr__" in vars(base))).__repr__ = printed
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
@@ -159,19 +184,22 @@ def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
 class Trimming:
     """State of a trimmed model. It has a plan for each combination of modes and arguments that the order of the model's layers may depend on."""
 
-    def __init__(self, norms: Norms, check: bool = True) -> None:
-        self.norms, self.check = norms, check
+    def __init__(self, norms: Norms, check: bool = True, kind: type[torch.nn.Module] = torch.nn.Module) -> None:
+        self.norms, self.check, self.kind = norms, check, kind
+        _print_trimmed(kind)
         self.plans: dict[Any, Planned] = {}
         self.attributes: Attributes | None = None
         # The thread of a running forward pass, during which layers are replaced.
         self.caller: threading.Thread | None = None
 
     def __reduce__(self) -> Any:
-        return _with_plans, (self.norms, self.check, self.plans)
+        return _with_plans, (self.norms, self.check, self.plans, self.kind)
 
 
-def _with_plans(norms: Norms, check: bool, plans: dict[Any, Planned]) -> Trimming:
-    trimmed = Trimming(norms, check)
+def _with_plans(
+    norms: Norms, check: bool, plans: dict[Any, Planned], kind: type[torch.nn.Module] = torch.nn.Module
+) -> Trimming:
+    trimmed = Trimming(norms, check, kind)
     trimmed.plans.update(plans)
     return trimmed
 
@@ -212,7 +240,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     if all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
     if trimmed.attributes is not None and not trimmed.attributes.are_of(model):  # a shallow copy of a trimmed model
-        trimmed = Trimming(trimmed.norms, trimmed.check)
+        trimmed = Trimming(trimmed.norms, trimmed.check, trimmed.kind)
         setattr(model, _ATTRIBUTE, trimmed)
     learns = torch.is_grad_enabled()
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -231,6 +233,44 @@ def test_a_printed_model_says_that_it_is_trimmed():
     text = "Model(\n  mine, trimmed by salientpp.nn.trim\n  (0): GCN(1, 1, num_layers=1)\n)"
     assert repr(model) == repr(copy.deepcopy(model)) == text
     assert repr(salientpp.nn.untrim(model)) == text.replace(", trimmed by salientpp.nn.trim", "")
+
+
+class Named(nn.Module):
+    """A model that prints itself. One base class of PyG prints itself too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = pyg.GCN(8, 16, 2, 3)
+
+    def __repr__(self) -> str:
+        return f"Named[{self.layers!r}]"
+
+
+class Derived(pyg.GIN):
+    def __repr__(self) -> str:
+        return f"my {super().__repr__()}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Named, *(lambda kind=kind: kind(8, 16, 2, 3) for kind in (pyg.GraphSAGE, pyg.GCN, pyg.GAT, pyg.GIN, Derived))],
+)
+def test_a_model_that_prints_itself_says_that_it_is_trimmed(make):
+    plain = repr(make())
+    text = f"{plain}, trimmed by salientpp.nn.trim"
+    model = salientpp.nn.trim(make())
+    copies = copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert [repr(each) for each in (model, *copies)] == [text] * 4 and repr(make()) == plain
+    assert repr(nn.Sequential(model)) == f"Sequential(\n  (0): {text}\n)"
+    assert repr(salientpp.nn.untrim(model)) == plain and repr(copies[1]) == text
+    assert repr(salientpp.nn.trim(model)) == text
+
+
+def test_a_model_that_is_opened_in_another_process_says_that_it_is_trimmed(tmp_path):
+    torch.save(salientpp.nn.trim(pyg.GraphSAGE(8, 16, 2, 3)), tmp_path / "model.pt")
+    script = f"import torch; print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False))"
+    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert printed == "GraphSAGE(8, 3, num_layers=2), trimmed by salientpp.nn.trim\n"
 
 
 def test_untrim_leaves_other_hooks_and_other_models():
