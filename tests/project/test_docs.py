@@ -254,6 +254,16 @@ def test_readme_can_be_read_in_a_minute():
     assert len(words) <= 700, len(words)
 
 
+def test_every_how_to_page_leads_to_the_levers_by_their_title():
+    levers = ROOT / "docs" / "how-to" / "turn-on.md"
+    title = levers.read_text().partition("\n")[0].removeprefix("# ")
+    assert f"- {title}: how-to/turn-on.md\n" in (ROOT / "mkdocs.yml").read_text()
+    for page in sorted({*levers.parent.glob("*.md")} - {levers}):
+        assert f"[{title}](turn-on.md)" in " ".join(page.read_text().split()), page.name
+    rows = re.findall(r"^\|.*\|$", levers.read_text(), re.MULTILINE)
+    assert all(cell.strip() for row in rows for cell in row[1:-1].split("|"))  # also what a lever costs
+
+
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_trims_its_model_and_plans_its_memory(example):
     text = example.read_text()
