@@ -274,32 +274,53 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         self._old_worker_init_fn(worker_id)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._facts().values())})"
+        return f"{type(self).__name__}({', '.join(text for text, _ in self._facts().values())})"
 
     def _repr_html_(self) -> str:
-        return html(Table(["", type(self).__name__], [*self._facts().items()]))
+        return html(Table(["", type(self).__name__], [(name, value) for name, (_, value) in self._facts().items()]))
 
-    def _facts(self) -> dict[str, str]:
-        """Returns the facts that a printed loader shows, by name. It computes and sends nothing."""
+    def _facts(self) -> dict[str, tuple[str, str]]:
+        """Returns the facts that a printed loader shows, by name: each as text for a line, and as the value beside its name in a table.
+
+        It computes and sends nothing.
+        """
         engine = self.__dict__.get("engine")
         if engine is None:
             return {}
-        size, source = self.batch_size, engine.basis.source
-        number = f"{len(self):,} batches" if self._orders_itself else "batches of a sampler"
-        facts = {"batches": number if size is None else f"{number} of {size:,}"}
+        source = engine.basis.source
+        facts = {"batches": self._batches_in_words()}
         if isinstance(self.data, PartitionedGraph):
-            facts["part"] = f"part {source.exchange.part_id} of {source.exchange.placement.num_parts}"
+            placement = source.exchange.placement
+            name, value, text = _parts_in_words(placement.own_parts, placement.num_parts)
+            facts[name] = text, value
         own = getattr(self, "neighbor_sampler", None)
-        drawn = (
-            f"num_neighbors {source.sampler.num_neighbors.values}"
-            if own is None or isinstance(own, str)  # 'device'
-            else f"neighbor_sampler {type(own).__name__}"
-        )
-        facts["draws"] = drawn
+        if own is None or isinstance(own, str):  # 'device'
+            name, value = "num_neighbors", str(source.sampler.num_neighbors.values)
+        else:
+            name, value = "neighbor_sampler", type(own).__name__
+        facts[name] = f"{name} {value}", value
         for way in engine.ways:
             name = "lookahead" if way.finds_late else way.name
-            facts[name] = f"{name} {way.cache.in_words}" if isinstance(way, (Cache, GivenCache)) else name
+            value = way.cache.in_words if isinstance(way, (Cache, GivenCache)) else ""
+            facts[name] = f"{name} {value}".rstrip(), value or "yes"
         return facts
+
+    def _batches_in_words(self) -> tuple[str, str]:
+        size = "" if self.batch_size is None else f" of {self.batch_size:,}"
+        if not self._orders_itself:
+            return f"batches of a sampler{size}", f"of a sampler{size}"
+        number = f"{len(self):,}"
+        return f"{number} batches{size}", number + size
+
+
+def _parts_in_words(parts: range, num_parts: int) -> tuple[str, str, str]:
+    """Returns the name and the value of a fact, and its text: the parts whose seeds a rank visits."""
+    if len(parts) == num_parts > 1:
+        return "parts", f"all {num_parts:,}", f"all {num_parts:,} parts"
+    several = len(parts) > 1
+    name = "parts" if several else "part"
+    value = f"{parts[0]} to {parts[-1]} of {num_parts:,}" if several else f"{parts[0]} of {num_parts:,}"
+    return name, value, f"{name} {value}"
 
 
 def _epoch_of(epoch: Any) -> int:

@@ -60,9 +60,12 @@ class PlannedLoader(PaddedLoader):
         expected = 0 if self.engine.producer.is_local else int(self.engine.basis.depth * plan.batch.row_bytes)
         return dataclasses.replace(plan, held={**held, "batches": held["batches"] or expected})
 
-    def _facts(self) -> dict[str, str]:
+    def _facts(self) -> dict[str, tuple[str, str]]:
         planning = self.__dict__.get("_planning")
-        return super()._facts() | ({} if planning is None else {"plan": f"plan: {planning.plan.chosen.choice.words}"})
+        if planning is None:
+            return super()._facts()
+        words = planning.plan.chosen.choice.words
+        return super()._facts() | {"plan": (f"plan: {words}", words)}
 
     def _repr_html_(self) -> str:
         planning = self.__dict__.get("_planning")

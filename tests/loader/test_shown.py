@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import distributed
+import pytest
 import torch
 from graphs import random_data
 from torch_geometric.data import Data
@@ -85,7 +86,16 @@ def check_two_ranks(rank: int, root: str) -> None:
     assert repr(planned).startswith(f"NeighborLoader({first}, ") and repr(planned).endswith(
         f"plan: {planned.plan().chosen.choice.words})"
     )
-    assert f"<td>{number} batches of 4</td>" in planned._repr_html_() and "<th>epoch s</th>" in planned._repr_html_()
+    words = planned.plan().chosen.choice.words
+    for name, value in (
+        ("batches", f"{number} of 4"),
+        ("part", f"{rank} of 2"),
+        ("num_neighbors", "[3, 2]"),
+        ("plan", words),
+    ):
+        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in planned._repr_html_()
+    assert "<tr><td>cache</td><td>15 rows (196 B)</td></tr>" in loader._repr_html_()
+    assert "<th>epoch s</th>" in planned._repr_html_()
     assert repr(planned.plan()) == str(planned.plan())
     if rank == 0:  # one rank alone may print
         batches = iter(loader)
@@ -99,3 +109,40 @@ def check_two_ranks(rank: int, root: str) -> None:
 def test_ranks_show_their_part_cache_and_plan(tmp_path):
     salientpp.partition(random_data(60, 240), 2, tmp_path / "d", [3, 2], 4)
     distributed.run(check_two_ranks, 2, str(tmp_path / "d"))
+
+
+def check_parts(rank: int, root: str, several: dict[int, str]) -> None:
+    part = salientpp.load(root)
+    loader = NeighborLoader(part, [3, 2], "all", batch_size=100)
+    assert f"batches of 100, {several[rank]}, num_neighbors" in repr(loader), repr(loader)
+    name, _, value = several[rank].partition(" ")
+    if name != "all":
+        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in loader._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "several"),
+    [
+        (2, {0: "all 2 parts"}),
+        (1, {0: "part 0 of 1"}),
+        (4, {0: "parts 0 to 1 of 4", 1: "parts 2 to 3 of 4"}),
+        (3, {0: "part 0 of 3", 1: "parts 1 to 2 of 3"}),
+        (1, {0: "part 0 of 1", 1: "part 0 of 1"}),
+    ],
+)
+def test_a_loader_shows_all_parts_of_its_rank(num_parts, several, tmp_path):
+    salientpp.partition(random_data(60, 240), num_parts, tmp_path / "d", [3, 2], 4)
+    if len(several) == 1:
+        check_parts(0, str(tmp_path / "d"), several)
+    else:
+        distributed.run(check_parts, len(several), str(tmp_path / "d"), several)
+
+
+def test_ranks_of_a_host_show_the_parts_whose_seeds_they_visit(tmp_path):
+    salientpp.partition(random_data(60, 240), 2, tmp_path / "d", [3, 2], 4)
+    distributed.run(check_parts_of_host, 2, str(tmp_path / "d"))
+
+
+def check_parts_of_host(rank: int, root: str) -> None:
+    loader = NeighborLoader(salientpp.load(root), [3, 2], "all", batch_size=100, ranks_per_host=2)
+    assert f"part {rank} of 2" in repr(loader)
