@@ -17,7 +17,7 @@ from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.normalise import Helpers
-from salientpp.fullgraph.outputs import mapped
+from salientpp.fullgraph.outputs import mapped_output
 from salientpp.fullgraph.recompute import Recompute
 from salientpp.fullgraph.trimmed_share import trimmed
 from salientpp.nn.layers import linear_form, pair_of, source_names
@@ -122,7 +122,7 @@ class BatchModel(DistributedModel):
     def _returned(self, out: Any) -> Any:
         has_vertices = self.graph.share.num_own > 0
         self.graph = _empty(self.job, self.ranks)  # frees the batch
-        return out if has_vertices else mapped(out, lambda rows: rows[:0] if rows.dim() else rows)
+        return out if has_vertices else mapped_output(out, lambda rows: rows[:0] if rows.dim() else rows)
 
 
 def of_loader(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
-from salientpp.fullgraph.outputs import tensors_of
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.pieces import EdgeRows
 from salientpp.fullgraph.row_check import RowsMixed
 from salientpp.fullgraph.row_trials import NoChance, is_close

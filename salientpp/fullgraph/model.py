@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.agreement import facts_of
 from salientpp.fullgraph.edge_trials import EdgeTrials
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
 from salientpp.fullgraph.normalise import Helpers, batch_norm
-from salientpp.fullgraph.outputs import mapped, tensors_of
+from salientpp.fullgraph.outputs import mapped_output
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
@@ -138,7 +139,7 @@ class DistributedModel(torch.nn.Module):
 
     def _returned(self, out: Any) -> Any:
         """Returns the rows of this rank's vertices from the output of the module."""
-        return mapped(out, self.graph.own_rows) if self.graph.is_planned else out
+        return mapped_output(out, self.graph.own_rows) if self.graph.is_planned else out
 
     @contextlib.contextmanager
     def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:

@@ -19,10 +19,10 @@ from salientpp.graph.csc import Graph
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.facts import check_same
+from salientpp.ranks.hosts import sizes_of_hosts
 from salientpp.ranks.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.target_lists import TargetLists
-from salientpp.ways.hosts import sizes_of_hosts
 
 #: Names of splits in a Data.
 _SPLITS = ("train", "val", "test")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from salientpp.fullgraph.outputs import tensors_of
+from salientpp.containers import tensors_of
 
 
 class Substituted(TorchFunctionMode):

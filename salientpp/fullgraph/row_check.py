@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
-from salientpp.fullgraph.outputs import tensors_of
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_repeated, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts

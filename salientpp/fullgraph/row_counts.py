@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from salientpp.containers import found, mapped
 from salientpp.fullgraph.row_callers import is_of_user
 
 
@@ -183,36 +184,18 @@ def shape_of(sizes: Iterable[Any]) -> Any:
 
 
 def counts_in(value: Any) -> Iterator[Count]:
-    """Yields the counts in lists, tuples, dictionaries and slices."""
-    if isinstance(value, Count):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from counts_in(each)
-    elif isinstance(value, dict):
-        yield from counts_in([*value.values()])
-    elif isinstance(value, slice):
-        yield from counts_in([value.start, value.stop, value.step])
+    """Yields the counts in a value."""
+    return found(value, Count)
 
 
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Returns a copy of lists, tuples, dictionaries and slices, with ``function`` applied to what they hold."""
-    if isinstance(value, Shape) or type(value) is torch.Size:
-        return tuple(function(each) for each in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(each, function) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(each, function) for each in value)
-    if isinstance(value, dict):
-        return {name: mapped(each, function) for name, each in value.items()}
-    if isinstance(value, slice):
-        return slice(*(function(each) for each in (value.start, value.stop, value.step)))
-    return function(value)
+def mapped_arguments(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns arguments of an operation, with ``function`` applied to what they hold. Shapes become plain tuples."""
+    return mapped(value, function, (Shape, torch.Size))
 
 
 def without_counts(value: Any) -> Any:
     """Returns a value with plain integers in place of counts."""
-    return mapped(value, _plain) if next(counts_in(value), None) is not None else value
+    return mapped_arguments(value, _plain) if next(counts_in(value), None) is not None else value
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.fullgraph.outputs import tensors_of
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_counts import Count
 from salientpp.fullgraph.row_trials import Call, Family, Mixes, Rows, compared, is_discrete

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from salientpp.fullgraph.outputs import tensors_of
-from salientpp.fullgraph.row_counts import Count, mapped
+from salientpp.containers import tensors_of
+from salientpp.fullgraph.row_counts import Count, mapped_arguments
 
 #: Functions whose results have arbitrary values.
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -232,7 +232,7 @@ def _trial(
             return constant
         return value.detach().clone() if writes or value.numel() < _SMALL else value.detach()
 
-    args, kwargs = mapped(call.args, given), mapped(call.kwargs, given)
+    args, kwargs = mapped_arguments(call.args, given), mapped_arguments(call.kwargs, given)
     return [*results_of(call.name, call.func(*args, **kwargs), args, kwargs)]
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
-from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.problem import StepTimes
 from salientpp.store.rows import TensorRows
 from salientpp.ways.planner.rates import wait_for_device

@@ -31,6 +31,7 @@ from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
 from salientpp.loader.fingerprint import fingerprint_of
+from salientpp.loader.hosts import agree_on_hosts
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
@@ -39,12 +40,12 @@ from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSamp
 from salientpp.loader.values import Options
 from salientpp.loader.vertex_options import check_of_edges
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.hosts import checked_hosts
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Message
 from salientpp.ways.cache import check_given
-from salientpp.ways.hosts import agree_on_hosts, checked_hosts
 from salientpp.ways.sums.check import check_partial, why_no_sums
 
 #: Largest batch size: vertices of an MFG are counted in 32 bits.

@@ -17,6 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges, edges_of
+from salientpp.containers import leaves, tensors_of
 from salientpp.nn import forwards, products
 from salientpp.nn.layers import (
     LINEAR_MESSAGES,
@@ -28,7 +29,6 @@ from salientpp.nn.layers import (
     reduction_of,
     with_helpers,
 )
-from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.nn.unchanged import change_inside, change_of, is_plain
 from salientpp.sampling.edge_lists import EdgeLists
@@ -57,12 +57,7 @@ def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[st
 
 def edges_in(value: Any) -> list[BatchEdges]:
     """Returns the unchanged edges of batches with known hops in ``value``, which may be nested."""
-    value = edges_of(value)
-    if isinstance(value, BatchEdges):
-        return [value] if value.is_given else []
-    if isinstance(value, (list, tuple)):
-        return [edges for each in value for edges in edges_in(each)]
-    return edges_in(list(value.values())) if isinstance(value, dict) else []
+    return [edges for edges in map(edges_of, leaves(value)) if isinstance(edges, BatchEdges) and edges.is_given]
 
 
 def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:

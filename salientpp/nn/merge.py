@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
+from salientpp.containers import mapped
 from salientpp.nn.layers import LINEAR_MESSAGES
 from salientpp.nn.merge_check import check_model
 from salientpp.nn.unchanged import HOOKS, change_of, is_plain
@@ -249,11 +250,7 @@ def _source(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Marked):
-        return value.plain()
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if not hasattr(value, "_fields") else type(value)(*map(_plain, value))
-    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return mapped(value, lambda each: each.plain() if isinstance(each, Marked) else each)
 
 
 def _check_unchanged(conv: MessagePassing) -> None:

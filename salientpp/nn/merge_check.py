@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.containers import tensors_of
 from salientpp.nn.check import CheckedCall, Fault, Results
 from salientpp.nn.planned import Attributes, is_power_of_four
 from salientpp.nn.rehearsal import key_of_storage
-from salientpp.nn.rules import tensors_of
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Number of combinations of modes and plain arguments that are counted apart.

@@ -16,9 +16,9 @@ from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models import rev_gnn
 
+from salientpp.containers import tensors_of
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import Replaced, layer_of
-from salientpp.nn.rules import tensors_of
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Recorder, TrimPlan
 from salientpp.nn.undo import Noted, note, undo_noted

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
-from salientpp.nn.rules import tensors_of
+from salientpp.containers import tensors_of
 from salientpp.nn.undo import Noted, note, undo_noted
 
 

@@ -6,25 +6,14 @@ it as pointwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yields all tensors in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_of(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_of(each)
-
+from salientpp.containers import tensors_of
 
 #: Verdicts: rows of the result depend on other rows too, on no values at all, or on rows of seeds only.
 MIXES, NO_VALUES, SEEDS = "mixes", "no values", "seeds"

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
+from salientpp.containers import mapped, tensors_of
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.layers import Replaced
 from salientpp.nn.record import is_called_again, is_row_wise, may_be_row_wise, name_of_function
-from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Call, TrimPlan
 from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
@@ -198,9 +198,9 @@ class TrimmedRun(Noted, TorchFunctionMode):
         least = min(counts)
 
         def cut(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                is_row = value.dim() and value.size(0) in numbers and (value.dim() == ndim or not same_ndim)
-                return value[:least] if is_row else value
-            return type(value)(map(cut, value)) if isinstance(value, (list, tuple)) else value
+            if not isinstance(value, Tensor):
+                return value
+            is_row = value.dim() and value.size(0) in numbers and (value.dim() == ndim or not same_ndim)
+            return value[:least] if is_row else value
 
-        return cut(tuple(args)), {name: cut(value) for name, value in kwargs.items()}
+        return mapped(args, cut), mapped(kwargs, cut)

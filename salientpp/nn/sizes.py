@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from salientpp.containers import found
+
 
 @dataclass(eq=False)
 class Reading:
@@ -163,16 +165,8 @@ SHAPERS = frozenset(["view", "reshape", "unflatten", "expand", "broadcast_to", "
 
 
 def counts_in(value: Any) -> Iterator[RowCount]:
-    """Yields all numbers of rows in lists, tuples, slices and dictionaries."""
-    if isinstance(value, RowCount):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from counts_in(each)
-    elif isinstance(value, slice):
-        yield from counts_in([value.start, value.stop, value.step])
-    elif isinstance(value, dict):
-        yield from counts_in(list(value.values()))
+    """Yields all numbers of rows in a value."""
+    return found(value, RowCount)
 
 
 def counts_are_shapes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -18,9 +18,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from salientpp.containers import tensors_of
 from salientpp.nn.rehearsal import is_written
 from salientpp.nn.rehearsal import key_of_storage as _key
-from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise, tensors_of
+from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise
 from salientpp.nn.sizes import Reading, RowCount, Shape
 from salientpp.nn.undo import Noted
 

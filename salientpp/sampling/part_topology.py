@@ -4,7 +4,8 @@ The draws of a vertex depend only on (batch key, hop, relation, tree, vertex). S
 and batches equal those of a topology that holds all lists.
 
 A batch is drawn in **rounds**. In a round, this rank draws from the lists that it holds, and asks the owners of the other lists, with one packet for each
-owner (:mod:`salientpp.sampling.requests`). The round ends when the answers are there. The engine carries the packets (:mod:`salientpp.engine.drawing.round_stages`).
+owner (:mod:`salientpp.sampling.requests`). The round ends when the answers are there. The engine carries the packets
+(:mod:`salientpp.engine.drawing.round_stages`).
 """
 
 from __future__ import annotations

@@ -78,5 +78,7 @@ def test_it_resumes():
 
 
 def test_it_excludes_options():
-    with pytest.raises(ValueError, match=r"shared_draws\['block'\]=4 excludes a .*RingSampler: a ring has no draws; leave"):
+    with pytest.raises(
+        ValueError, match=r"shared_draws\['block'\]=4 excludes a .*RingSampler: a ring has no draws; leave"
+    ):
         loader(shared_draws={"block": 4})

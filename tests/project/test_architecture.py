@@ -26,7 +26,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
-BOTTOM = {"ids", "arguments", "display", "files", "processes", "progress", "suggestions", "ops", "graph"}
+BOTTOM = {"ids", "arguments", "containers", "display", "files", "processes", "progress", "suggestions", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
 ENGINE = ROWS | {"sampling", "batch", "engine"}
@@ -34,6 +34,7 @@ LOADERS = ENGINE | {"ways", "loader"}
 MAY_IMPORT = {
     "ids": set(),
     "arguments": set(),
+    "containers": set(),
     "display": set(),
     "files": set(),
     "processes": set(),
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "versions": set(),
     "ops": set(),
     "graph": {"ids", "ops", "processes", "suggestions"},
-    "ranks": {"ids", "ops", "processes", "versions"},
+    "ranks": {"arguments", "ids", "ops", "processes", "versions"},
     "launch": {"files", "ranks.greeting"},
     "vip": BOTTOM | {"ranks.partition_book", "ranks.comm"},
     "partitioning": BOTTOM | {"ranks.partition_book", "vip"},
@@ -52,11 +53,11 @@ MAY_IMPORT = {
     "engine": ROWS | {"partitioning", "sampling", "batch"},
     "ways": ENGINE | {"partitioning"},
     "loader": ENGINE | {"ways"},
-    "nn": {"batch", "ops", "sampling", "ways.sums.marked"},
+    "nn": {"batch", "containers", "ops", "sampling", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
     "layerwise": LOADERS | {"nn.layers", "nn.unchanged"},
-    "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.hosts", "ways.planner"},
+    "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.planner"},
     "datasets": ROWS | {"partitioning", "sampling"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "testing"}

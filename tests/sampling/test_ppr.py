@@ -312,12 +312,18 @@ def test_data_with_several_types_is_refused():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"pad": "fixed"}, "pad='fixed' excludes a salientpp.PPRSampler: sizes of batches are computed from neighbours per hop"),
+        (
+            {"pad": "fixed"},
+            "pad='fixed' excludes a salientpp.PPRSampler: sizes of batches are computed from neighbours per hop",
+        ),
         (
             {"policy": "degree"},
             "policy='degree' excludes a salientpp.PPRSampler: it knows the exact probability of each vertex; leave it out",
         ),
-        ({"shared_draws": {"block": 2}}, "shared_draws['block']=2 excludes a salientpp.PPRSampler: it draws no random numbers"),
+        (
+            {"shared_draws": {"block": 2}},
+            "shared_draws['block']=2 excludes a salientpp.PPRSampler: it draws no random numbers",
+        ),
     ],
 )
 def test_options_that_plan_by_hops_are_refused(options, text):

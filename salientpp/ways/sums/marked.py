@@ -15,6 +15,8 @@ import torch
 import torch._dynamo.config
 from torch import Tensor
 
+from salientpp.containers import found
+
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
 #: Attributes and methods that describe a tensor; a model computes nothing from their results.
@@ -146,14 +148,8 @@ def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: 
 
 
 def marked_in(value: Any) -> Iterator[Marked]:
-    """Yields all marked tensors in lists, tuples and dictionaries."""
-    if isinstance(value, Marked):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from marked_in(each)
-    elif isinstance(value, dict):
-        yield from marked_in(list(value.values()))
+    """Yields all marked tensors in a value."""
+    return found(value, Marked)
 
 
 def _version_of(tensor: Tensor) -> int:

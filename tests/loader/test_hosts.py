@@ -25,13 +25,13 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
+from salientpp.loader import hosts
 from salientpp.ranks import shared_memory as shared
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.hosts import host_by_launcher
 from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import Offer, mapped, sharing
 from salientpp.vip.policies import add_scores, plan_cache, score
-from salientpp.ways import hosts
-from salientpp.ways.hosts import host_by_launcher
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
