@@ -17,6 +17,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = ["source,target", *(f"{i},{(i * 7 + 1) % 60}" for i in range(60))]
     (tmp_path / "edges.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "e2.csv").write_text("\n".join(["a,b", *lines[1:]]) + "\n")
+    (tmp_path / "names.csv").write_text("ann,bob\nbob,eve\n")
     return tmp_path
 
 
@@ -28,7 +30,7 @@ def written(capsys, *words) -> dict:
 
 
 def test_every_command_writes_json(capsys, folder):
-    graph = written(capsys, "convert", "edges:edges.csv,skip=1", "graph")
+    graph = written(capsys, "convert", "edges:edges.csv", "graph")
     assert graph["node_types"][0]["num_vertices"] == 60 and graph["edge_types"][0]["num_edges"] == 60
     assert graph == written(capsys, "info", "graph") == written(capsys, "info", "graph", "--verify")
     part = written(capsys, "partition", "converted:graph", "d", "--parts", 2, "--method", "random")
@@ -54,6 +56,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys, folder
     assert not (folder / "graph").exists()
 
 
+def test_a_header_with_given_names_needs_no_skip(capsys, folder):
+    for source in ("edges:edges.csv,skip=1", "edges:edges.csv", "edges:e2.csv,source=a,target=b"):
+        found = written(capsys, "convert", source, "graph", "--overwrite")
+        assert found["edge_types"][0]["num_edges"] == 60
+
+
 def test_info_describes_a_converted_graph(capsys, folder):
     assert run(capsys, "convert", "edges:edges.csv,skip=1", "graph")[0] == 0
     code, out, _ = run(capsys, "info", "graph")
@@ -72,9 +80,10 @@ def test_info_describes_a_converted_graph(capsys, folder):
         ("plan npy:folder --machines 10GbE --hosts 1", "`salientpp convert npy:folder graph`; then pass converted:graph"),
         ("analyze ogbl-ppa --parts 2", "`salientpp convert ogbl-ppa graph`; then pass converted:graph"),
         ("convert edges.csv graph", 'Did you mean "edges:edges.csv"?'),
-        ("convert edges:edges.csv graph", "as in skip=1 for a header, with source=NAME,target=NAME"),
-        ("convert edges:edges.csv graph", "Keys that are text need numbers, such as those of pandas.factorize"),
-        ("convert edges:edges.csv,source=a,target=b graph", "the names of text are in the header that skip=1 leaves out"),
+        ("convert edges:names.csv graph", "as in skip=1 for a header, with source=NAME,target=NAME"),
+        ("convert edges:names.csv graph", "Keys that are text need numbers, such as those of pandas.factorize"),
+        ("convert edges:edges.csv,source=a,target=b graph", "edges.csv, line 1 must have one column 'a', got source, target"),
+        ("convert edges:e2.csv graph", "line 1 looks like a header (a, b); write edges:e2.csv,source=a,target=b if the edges"),
         ("partition synthetic:num_vertices=10 d --parts 20", "needs a smaller num_classes= and average_degree= than the defaults"),
     ],
 )  # fmt: skip

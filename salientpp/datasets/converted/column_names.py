@@ -48,7 +48,7 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
         for name in known.named:
             if names.count(name) != 1:
                 raise ValueError(
-                    f"{where} must have one column {name!r}, got {', '.join(names) or 'none; the names of text are in the header that skip=1 leaves out'}"
+                    f"{where} must have one column {name!r}, got {', '.join(names) or 'none; the first line of text must be a header with the two names'}"
                 )
         return known.named
     for source, target in _EXACT:

@@ -51,9 +51,12 @@ def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
     return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
 
 
-def edges_of(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> EdgeSource:
-    """Returns the edges of files of one kind, one file after another. ``ends`` is for files whose columns have names."""
+def edges_of(paths: Sequence[Path], skip: int | None = 0, ends: Ends = UNKNOWN, name: str = "") -> EdgeSource:
+    """Returns the edges of files of one kind, one file after another. ``ends`` is for files whose columns have names.
+
+    If ``skip`` is None, headers of text are found. ``name`` is the user's name of the files, for errors.
+    """
     kind = kind_of(paths[0])
     if kind == "npy":
         return array_edges([StoredArray.of(path) for path in paths])
-    return parquet_edges(paths, ends) if kind == "parquet" else text_edges(paths, skip, ends)
+    return parquet_edges(paths, ends) if kind == "parquet" else text_edges(paths, skip, ends, name)

@@ -134,7 +134,7 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
         raise ValueError(f"{name}: skip={skip} is for lines of text, and no file is text; leave skip out")
     if any(named) and (not all(named) or named[0] == named[1] or kinds["edges"] == "npy"):
         raise ValueError(
-            f"{name}: source= and target= must name two columns of Parquet files, or of the header that skip= leaves out of text"
+            f"{name}: source= and target= must name two columns of Parquet files, or of the header of text"
         )
     if kinds.get("nodes", "parquet") != "parquet":
         raise ValueError(
@@ -152,7 +152,7 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
     if "y" in files:
         columns["y"] = labels_of(rows_of(files["y"], int, skip))
     splits |= {key: Split(rows_of(files[key], int, skip)) for key in SPLITS if key in files}
-    edges = edges_of(files["edges"], skip, Ends((named[0], named[1]) if all(named) else None))
+    edges = edges_of(files["edges"], numbers["skip"], Ends((named[0], named[1]) if all(named) else None), name)
     return Source(
         name,
         {None: Vertices(numbers["num_vertices"], columns, splits)},

@@ -166,14 +166,18 @@ def _without_mark(path: Path, block: bytes) -> bytes:
     return block.removeprefix(codecs.BOM_UTF8)
 
 
-def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> EdgeSource:
-    """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused."""
-    sizes, heads = _sizes_of(paths), _heads_of(paths, skip)
-    steps = [-1 if _is_reversed(path, head, skip, ends) else 1 for path, head in zip(paths, heads)]
+def text_edges(paths: Sequence[Path], skip: int | None = 0, ends: Ends = UNKNOWN, name: str = "") -> EdgeSource:
+    """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused.
+
+    If ``skip`` is None, a header that names the two ends is found and left out. ``name`` is the user's name of the files, for errors.
+    """
+    sizes, heads = _sizes_of(paths), _heads_of(paths, skip or 0)
+    skips = _headers_of(paths, heads, ends, name) if skip is None else [skip] * len(paths)
+    steps = [-1 if _is_reversed(path, head, lines, ends) else 1 for path, head, lines in zip(paths, heads, skips)]
 
     def pieces(most: int) -> Iterator[EdgePiece]:
         # A line has four bytes or more.
-        for number, table in _tables_of(paths, sizes, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
+        for number, table in _tables_of(paths, sizes, 4 * most * _BYTES_PER_BYTE, int, 2, skips):
             source, target = table.values.numpy().T[:: steps[number]]
             yield EdgePiece(source, target, table.where, table.done)
 
@@ -187,7 +191,7 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
     _heads_of(paths, skip)
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
-        for _, table in _tables_of(paths, sizes, most_bytes, dtype, None, skip):
+        for _, table in _tables_of(paths, sizes, most_bytes, dtype, None, [skip] * len(paths)):
             values = table.values.to(stored)
             if stored.is_floating_point:
                 lost = values.isinf() & table.values.isfinite()
@@ -202,21 +206,21 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
 
 
 def _tables_of(
-    paths: Sequence[Path], sizes: Sequence[int], most_bytes: int, dtype: type, columns: int | None, skip: int
+    paths: Sequence[Path], sizes: Sequence[int], most_bytes: int, dtype: type, columns: int | None, skips: Sequence[int]
 ) -> Iterator[tuple[int, RowPiece]]:
     """Yields the pieces of all files, each with the number of its file. ``done`` counts bytes of all files. ValueError if there are no numbers."""
     is_empty = True
     for number, (path, before) in enumerate(zip(paths, accumulate(sizes, initial=0))):
-        for table in tables(path, most_bytes, dtype, columns, skip):
+        for table in tables(path, most_bytes, dtype, columns, skips[number]):
             is_empty, columns = False, table.values.shape[1]
             yield number, replace(table, done=before + table.done)
     if is_empty:
-        raise _nothing_in(paths, skip)
+        raise _nothing_in(paths, max(skips))
 
 
 def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
     files = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more files"
-    after = f" after the first {skip} lines that skip= leaves out" if skip else ""
+    after = f" after the first {skip} lines, which are left out" if skip else ""
     return ValueError(
         f"{files}: expected lines of numbers, got none{after}; give files with numbers, or leave them out"
     )
@@ -245,6 +249,52 @@ def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
             "header to all files or to none"
         )
     return heads
+
+
+def _headers_of(paths: Sequence[Path], heads: Sequence[list[bytes]], ends: Ends, name: str) -> list[int]:
+    """Returns the number of lines of each file up to its header, or 0 if it has none.
+
+    Raises:
+        ValueError: a first line looks like a header, but does not name the two ends, or some files have a header and others have none.
+    """
+    found = [_header_of(path, head, ends, name) for path, head in zip(paths, heads)]
+    of_text = [(lines, path) for lines, path in zip(found, paths) if lines is not None]
+    if of_text and min(of_text)[0] == 0 < max(of_text)[0]:
+        raise ValueError(
+            f"{min(of_text)[1]} begins with numbers, but {max(of_text)[1]} has a header; give the header to all files or to none"
+        )
+    return [lines or 0 for lines in found]
+
+
+def _header_of(path: Path, head: list[bytes], ends: Ends, name: str) -> int | None:
+    """Returns the number of lines up to the header of a file of edges, 0 if it has none, or None if it holds no text.
+
+    A line of numbers is never a header, so that no edge is left out.
+    """
+    texts = [at for at, line in enumerate(head) if _has_text(line)]
+    if not texts:
+        return None
+    first, names = texts[0], _names_in(head[texts[0]])
+    if _is_numbers(" ".join(names).encode()):
+        return 0
+    if ends.named is not None:
+        if any(sorted(_names_in(line)) == sorted(ends.named) for line in head[:first]):  # a comment has the names
+            return 0
+        ends_of(names, f"{path}, line {first + 1}", ends)
+        return first + 1
+    if len(names) == 2 and {end_of(one) for one in names} == {0, 1}:
+        return first + 1
+    is_followed = len(texts) > 1 and _is_numbers(head[texts[1]])
+    if len(names) == 2 and _are_names(names) and is_followed:
+        raise ValueError(
+            f"{path}, line {first + 1} looks like a header ({', '.join(names)}); write {name},source={names[0]},target={names[1]} if the edges lead "
+            f"from {names[0]} to {names[1]}, else exchange the two names"
+        )
+    return 0
+
+
+def _are_names(words: Sequence[str]) -> bool:
+    return all(re.match(r"[^\W\d]|_|:", word) for word in words)
 
 
 def _head(path: Path) -> list[bytes]:
@@ -282,7 +332,7 @@ def _is_reversed(path: Path, lines: list[bytes], skip: int, ends: Ends) -> bool:
         return ends_of(chosen[0], str(path), ends)[0] != chosen[0][0]
     if 0 < skip <= len(lines) and not lines[skip - 1].lstrip().startswith(_COMMENTS):
         names = tables[skip - 1]
-        if len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names):
+        if len(names) == 2 and _are_names(names):
             return ends_of(names, f"{path}, line {skip}", ends)[0] != names[0]
     return any([end_of(name) for name in names] == [1, 0] for names in tables)
 

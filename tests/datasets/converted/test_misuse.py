@@ -381,7 +381,59 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
     "the mark of UTF-8 before a comment": (lambda folder: text(folder, b"\xef\xbb\xbf# a\n" + lines().encode()), {}),
     "UTF-16": (lambda folder: text(folder, lines().encode("utf-16")), r"line 1: .* byte order mark of UTF-16"),
     "quotes": (lambda folder: text(folder, '"0","1"\n'), r"line 1: expected 2 integers, got '\"0\",\"1\"'"),
-    "a header": (lambda folder: text(folder, "source,target\n" + lines()), r"line 1: expected 2 integers, .*skip="),
+    "a header": (lambda folder: text(folder, "source,target\n" + lines()), {}),
+    "a header below a comment": (lambda folder: text(folder, "# a\n\n'src' 'dst'\n" + lines(" ")), {}),
+    "a header with the target first, without skip": (
+        lambda folder: text(folder, "to;from\n" + "".join(f"{t};{s}\n" for s, t in PAIRS)),
+        {},
+    ),
+    "a header that must not be skipped": (
+        lambda folder: text(folder, "source,target\n" + lines(), ",num_vertices=6,skip=0"),
+        r"line 1: expected 2 integers, .*skip=",
+    ),
+    "a header with other names": (
+        lambda folder: text(folder, "a,b\n" + lines()),
+        r"e\.csv, line 1 looks like a header \(a, b\); write edges:.*e\.csv,num_vertices=6,source=a,target=b if the edges lead from a to b",
+    ),
+    "keys that are text": (
+        lambda folder: text(folder, "a,b\nb,c\n"),
+        r"line 1: expected 2 integers, .*Keys that are text need numbers",
+    ),
+    "a first line of a number and a word": (lambda folder: text(folder, "0,source\n" + lines()), r"line 1: expected 2"),
+    "a header with given names": (
+        lambda folder: text(
+            folder, "b,a\n" + "".join(f"{t},{s}\n" for s, t in PAIRS), ",num_vertices=6,source=a,target=b"
+        ),
+        {},
+    ),
+    "a header without the given names": (
+        lambda folder: text(folder, "c,d\n" + lines(), ",num_vertices=6,source=a,target=b"),
+        r"e\.csv, line 1 must have one column 'a', got c, d",
+    ),
+    "names that are numbers of the first edge": (
+        lambda folder: text(folder, lines(), ",num_vertices=6,source=0,target=1"),
+        r"must have one column '0', got none; the first line of text must be a header with the two names",
+    ),
+    "quoted numbers as names": (
+        lambda folder: text(folder, '"0","1"\n' + lines(), ",num_vertices=6,source=0,target=1"),
+        r"must have one column '0', got none; the first line of text must be a header",
+    ),
+    "a header with the target first in each of two files": (
+        lambda folder: (
+            text(folder, "to,from\n" + "".join(f"{t},{s}\n" for s, t in PAIRS[:2]), name="e-0.csv")
+            and text(folder, "source,target\n" + "".join(f"{s},{t}\n" for s, t in PAIRS[2:]), name="e-1.csv").replace(
+                "-1", "-*"
+            )
+        ),
+        {},
+    ),
+    "a header in one of two files, without skip": (
+        lambda folder: (
+            text(folder, lines(), name="e-1.csv")
+            and text(folder, "to,from\n" + lines(), name="e-0.csv").replace("-0", "-*")
+        ),
+        r"e-1\.csv begins with numbers, but .*e-0\.csv has a header; give the header to all files or to none",
+    ),
     "a header that is skipped": (
         lambda folder: text(folder, "source,target\n" + lines(), ",num_vertices=6,skip=1"),
         {},
@@ -467,7 +519,7 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
     "a file of comments": (lambda folder: text(folder, "# a\n# b\n"), r"expected lines of numbers, got none"),
     "skip past the end": (
         lambda folder: text(folder, lines(), ",num_vertices=6,skip=50"),
-        r"got none after the first 50 lines that skip= leaves out",
+        r"got none after the first 50 lines, which are left out",
     ),
     "an empty file of text among others": (
         lambda folder: text(folder, "", name="e-1.csv") and text(folder, lines(), name="e-0.csv").replace("-0", "-*"),
