@@ -295,6 +295,16 @@ def test_pictures_of_ideas_show_what_the_package_computes(tmp_path, monkeypatch)
         assert (tmp_path / name).read_text() == (committed / name).read_text(), f"run benchmarks/draw_ideas.py: {name}"
 
 
+def test_each_library_has_the_same_four_statements():
+    text = (ROOT / "docs" / "explanation" / "comparison.md").read_text()
+    sections = re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", text, re.MULTILINE)
+    libraries = {title: body for title, body in sections if "**Needs**" in body}
+    assert len(libraries) == 7
+    for title, body in libraries.items():
+        said = re.findall(r"^\* \*\*(.+?)\*\*", body, re.MULTILINE)
+        assert said[:4] == ["Needs", "Can", "Lacks", "Take it"], title
+
+
 def test_no_row_of_figures_stands_on_two_pages():
     seen: dict[str, Path] = {}
     for page in PAGES:
