@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Told:
-    """What the ranks tell each other in a block of :meth:`~salientpp.ranks.comm.Comm.together`.
+    """Facts that the ranks tell each other in a block of :meth:`~salientpp.ranks.comm.Comm.together`.
 
     Attributes:
         mine: JSON values of this rank, by name. The block fills them.
