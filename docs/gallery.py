@@ -1,12 +1,13 @@
 """Draws the page of examples, and records what its scripts print: ``python docs/gallery.py [SCRIPT ...]``.
 
 The commands of an example are the indented lines of its docstring. The record holds their output, CPU seconds and peak memory, with machine, commit and date.
-The page shows each example with its record. A test fails when a script differs from the one that was recorded.
+The page shows each example with its record, and a picture of numbers that it printed. A test fails when a script differs from the one that was recorded.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
 import json
 import os
@@ -20,9 +21,76 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+
+from drawing.svg import Picture  # noqa: E402
+
 EXAMPLES = ROOT / "examples"
 RECORD = ROOT / "benchmarks" / "results" / "examples.json"
 PROGRAMS = {"python": [], "salientpp": ["-m", "salientpp.cli"], "torchrun": ["-m", "torch.distributed.run"]}
+
+_ACCURACY, _AUC, _FETCHED = r"accuracy ([\d.]+)", r": ([\d.]+)$", r"([\d,]+) (?:of|rows)"
+#: What the picture of an example shows, and where the output has it: the number of the run and a pattern, by the name of the bars.
+DRAWN: dict[str, tuple[str, dict[str, tuple[int, str]]]] = {
+    "products.py": (
+        "exact accuracy after each epoch",
+        {name: (0, rf"exact: .*\b{name} ([\d.]+)") for name in ("train", "val", "test")},
+    ),
+    "train_sage.py": (
+        "validation accuracy after each epoch",
+        {"one process": (0, rf"validation {_ACCURACY}"), "two ranks": (2, rf"validation {_ACCURACY}")},
+    ),
+    "predictions.py": (
+        "accuracy of the predictions",
+        {name: (1, rf"\b{name} ([\d.]+)") for name in ("train", "val", "test")},
+    ),
+    "train_hetero.py": (
+        "test accuracy",
+        {"one process": (0, _ACCURACY), "two ranks": (2, _ACCURACY), "one process, with times": (3, _ACCURACY)},
+    ),
+    "train_links.py": ("AUC", {"one process": (0, _AUC), "four ranks": (2, _AUC)}),
+    "relational.py": ("AUC", {"one process": (0, _AUC), "two ranks": (2, _AUC)}),
+    "train_lightning.py": (
+        "validation accuracy after each epoch",
+        {"one process": (0, _ACCURACY), "two ranks": (2, _ACCURACY)},
+    ),
+    "from_dgl.py": ("loss after each epoch", {"two ranks": (1, r"loss ([\d.]+)")}),
+    "papers100m.py": (
+        "rows fetched",
+        {
+            "without copies": (1, rf"None: loss .*?, {_FETCHED}"),
+            "memory of 1500 kB": (1, rf"1500kB: loss .*?, {_FETCHED}"),
+        },
+    ),
+    "train_slurm.py": ("loss after each epoch", {"two ranks": (1, r"loss=([\d.]+)")}),
+    "train_elastic.py": (
+        "loss after each epoch",
+        {"epoch 0, 4 ranks": (1, r"loss ([\d.]+)"), "epoch 1, 3 ranks": (2, r"loss ([\d.]+)")},
+    ),
+    "train_exact.py": (
+        "loss after each epoch",
+        {f"rank {rank}": (1, rf"rank {rank}: .*loss ([\d.]+)") for rank in (0, 1)},
+    ),
+    "train_full.py": (
+        "vertices whose rows a rank computes",
+        {f"rank {rank}": (0, rf"│ +{rank} │ +([\d,]+)") for rank in (0, 1)},
+    ),
+    "own_cache.py": (
+        "rows fetched",
+        {
+            name: (1, rf"{name} +{_FETCHED}")
+            for name in ("no copies", "memory of 256 kB", "own policy, α = 0.2", "own way")
+        },
+    ),
+    "compiled.py": (
+        "seconds of each epoch",
+        {"inductor": (0, r"([\d.]+) s,"), "eager": (1, r"([\d.]+) s,")},
+    ),
+    "partition_to_plot.ipynb": (
+        "share of the remote rows that batches need",
+        {f"{rows} vertices": (0, rf"the {rows} most probable .*: (\d+%)") for rows in ("73", "737", "7,375")},
+    ),
+}
 
 
 def titles() -> dict[str, str]:
@@ -131,11 +199,57 @@ def section(script: str, title: str, entry: dict[str, Any]) -> str:
         shown = [each.split("\n")[0].removeprefix("$ ") for each in shown]
     else:
         said = ast.get_docstring(ast.parse(source(script))) or ""
-    blocks = [f"## {title}", said, "```console\n" + "\n".join(shown) + "\n```", took]
+    blocks = [f"## {title}", said, drawn(script, entry), "```console\n" + "\n".join(shown) + "\n```", took]
     if script.endswith(".py"):
         code = textwrap.indent(f"```python\n{source(script)}```", "    ")
         blocks.append(f'??? example "examples/{script}"\n\n{code}')
     return "\n" + "\n\n".join(blocks) + "\n"
+
+
+def printed_values(script: str, entry: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the numbers of an example's picture as its runs printed them, by the name of the bars."""
+    runs = entry["runs"]
+    found = {
+        name: re.findall(pattern, runs[run]["output"], re.MULTILINE)
+        for name, (run, pattern) in DRAWN[script][1].items()
+    }
+    if not all(found.values()):
+        raise ValueError(f"{script}: expected numbers for each of {list(found)} in its recorded output, got {found}")
+    return found
+
+
+def drawn(script: str, entry: dict[str, Any]) -> str:
+    """Returns the picture of an example as HTML: a bar for each number, in groups by epoch if a name has several."""
+    what, series = DRAWN[script][0], printed_values(script, entry)
+    groups = [f"epoch {number}" for number in range(max(map(len, series.values())))]
+    if len(groups) == 1:
+        groups, series = list(series), {what: [value for (value,) in series.values()]}
+    words = f"{what}: " + "; ".join(f"{name} {', '.join(values)}" for name, values in series.items())
+    picture, most = Picture(560, 220, words), max(_number(each) for values in series.values() for each in values)
+    picture.text(10, 18, what[0].upper() + what[1:])
+    step, low, high = 540 / len(groups), 170.0, 115.0
+    width = min(60.0, (step - 16) / len(series))
+    for number, group in enumerate(groups):
+        left = 10 + step * number + (step - width * len(series)) / 2
+        for place, (values, color) in enumerate(zip(series.values(), ("one", "two", "three"), strict=False)):
+            at, tall = left + width * place, high * _number(values[number]) / most
+            picture.box(at, low - tall, width - 2, tall, color)
+            picture.text(at + width / 2 - 1, low - tall - 5, values[number], "ink", "middle", 11)
+        picture.text(10 + step * (number + 0.5), low + 17, group, "ink", "middle", 12)
+    picture.line(10, low, 550, low, "pale")
+    for place, (name, color) in enumerate(
+        zip(series if len(series) > 1 else (), ("one", "two", "three"), strict=False)
+    ):
+        picture.box(10 + 130 * place, 200, 11, 11, color)
+        picture.text(26 + 130 * place, 210, name, size=12)
+    with tempfile.TemporaryDirectory() as folder:
+        picture.save(Path(folder) / "picture.svg")
+        svg = (Path(folder) / "picture.svg").read_bytes()
+    return f'<img alt="{words}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'
+
+
+def _number(printed: str) -> float:
+    return float(printed.replace(",", "").rstrip("%"))
 
 
 def _cells(script: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import importlib.util
@@ -39,6 +40,30 @@ def test_the_record_of_an_example_belongs_to_its_script(script):
     if script.endswith(".py"):
         for each in entry["runs"]:
             assert f"$ {each['command']}  # " in page and each["output"] in page
+
+
+@pytest.mark.parametrize("script", gallery.titles())
+def test_an_example_has_a_picture_of_numbers_that_it_printed(script):
+    entry, title = gallery.recorded()[script], gallery.titles()[script]
+    section = gallery.section(script, title, entry)
+    (coded,) = re.findall(r'<img alt="[^"]+" src="data:image/svg\+xml;base64,([^"]+)">', section)
+    svg = base64.b64decode(coded).decode()
+    shown = re.findall(r'font-size="11"[^>]*>([^<]+)</text>', svg)
+    heights = [float(height) for height in re.findall(r'<rect [^>]*height="([\d.]+)"', svg)][: len(shown)]
+    assert len(shown) == len(heights) >= 2
+    printed = re.findall(r"[\d,.]*\d%?", "\n".join(each["output"] for each in entry["runs"]))
+    assert set(shown) <= set(printed), script
+    values = [gallery._number(each) for each in shown]
+    assert all(abs(tall - 115 * each / max(values)) < 0.06 for tall, each in zip(heights, values, strict=True))
+    expected = [value for values in gallery.printed_values(script, entry).values() for value in values]
+    assert sorted(shown) == sorted(expected)
+
+
+def test_a_picture_without_its_numbers_is_refused():
+    entry = gallery.recorded()["own_cache.py"]
+    silent = {**entry, "runs": [{**each, "output": ""} for each in entry["runs"]]}
+    with pytest.raises(ValueError, match="own_cache.py: expected numbers"):
+        gallery.drawn("own_cache.py", silent)
 
 
 def test_commands_that_need_another_host_or_other_data_do_not_run():
