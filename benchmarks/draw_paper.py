@@ -216,7 +216,8 @@ def draw_figure4(result: Row) -> str:
 def draw_overview(steps: Row, train: Row) -> str:
     """Draws docs/results/overview.svg for README.md, and returns the picture's Markdown with its caption.
 
-    Left: an epoch in one process, relative to PyG. Right: an epoch on four hosts, relative to a full copy of the features on each host, with quartiles.
+    Left: an epoch in one process, relative to PyG, computed from few batches, so without a spread. Right: the median epoch on four hosts, relative to a full
+    copy of the features on each host, with quartiles.
     """
     contenders = {
         "PyG": ("PyG", "grid"),
@@ -277,8 +278,8 @@ def draw_overview(steps: Row, train: Row) -> str:
     share = on_hosts["generated"]["α = 0.32"]
     return joined(
         "![Epoch times of three graphs, in one process and on four hosts](docs/results/overview.svg)",
-        f"*Left: [{train['date']}](docs/results/training.md). Right: [emulated hosts](docs/results/paper.md), {rates[0]:.0f} to {rates[-1]:.0f} MB/s "
-        f"for each, α = 0.32, medians and quartiles; all hosts hold "
+        f"*Left: [the epochs above](docs/results/training.md), without a spread. Right: medians and quartiles of {share['seconds']['repeats']} epochs "
+        f"on [emulated hosts](docs/results/paper.md), {rates[0]:.0f} to {rates[-1]:.0f} MB/s for each, α = 0.32; all hosts hold "
         f"{share['feature_bytes'] / share['partitioned_bytes']:.1f} copies of the features, not 4.*",
     )
 

@@ -171,9 +171,10 @@ def draw_first_epoch(result: Row) -> str:
     sizes = {row["graph"]: row["vertices"] for row in rows}
     header = [f"{graph.replace('_', ' ')}, {sizes[graph]:,} vertices" for graph in graphs]
     machine = result["machine"]
+    timed = [row["batches_per_turn"] for row in rows]
     caption = (
-        f"*An epoch of three GraphSAGE layers, fanouts [15, 10, 5]; {machine['cores']} cores of {machine['cpu']}, no GPU; {result['date']}; "
-        "[all models](docs/results/training.md).*"
+        f"*Epochs of three GraphSAGE layers, fanouts [15, 10, 5], computed from {min(timed)} to {max(timed)} batches; "
+        f"{machine['cores']} cores of {machine['cpu']}, no GPU; {result['date']}; [all models](docs/results/training.md).*"
     )
     return joined(table(["", *header], lines), caption)
 
