@@ -13,13 +13,14 @@ import importlib
 import re
 import reprlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from salientpp import __version__
 from salientpp.cli import terminal
+from salientpp.cli.dataset_name import WrongName, dataset_of
 from salientpp.files import what_to_do
 from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ""
     written: list[Path] = []
     try:
-        parser = _parser()
+        parser = _parser(dataset_of)
         try:
             parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
         except SystemExit as end:
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(subcommand, "NEEDS_TORCH", True):
             check_versions()
         return subcommand.run(parsed)
+    except WrongName as error:
+        terminal.complain(f"salientpp {words[0]}: {error.in_words(words)}")
+        return 2
     except (ValueError, OSError, ImportError, NotImplementedError, LaunchError, PartitionerError) as error:
         terminal.complain(f"salientpp{command}: {_in_words(error)}")
         return 2
@@ -117,7 +121,8 @@ def _subcommand(name: str) -> ModuleType:
     return importlib.import_module(f"salientpp.cli.{name.replace('-', '_')}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser:
+    """Returns the parser of all commands. ``dataset_type`` reads the names of datasets, before argparse misses required options."""
     lines = ["Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine."]
     for title, names in GROUPS.items():
         lines += ["", f"{title}:", *(f"    {name:<14}{_subcommand(name).HELP}" for name in names)]
@@ -138,4 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         subcommand = _subcommand(name)
         added = subparsers.add_parser(name, epilog=f"Example: {subcommand.EXAMPLE}")
         subcommand.add_arguments(added)
+        for action in added._actions:
+            if action.dest == "dataset":
+                action.type = dataset_type
     return parser

@@ -6,6 +6,7 @@ without the pickled cache that OGB's dataset class writes.
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from salientpp.datasets.own_objects import load_python, read_pyg
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, with_spec
 from salientpp.suggestions import did_you_mean
+
+#: Kinds of datasets, apart from the names of OGB.
+KINDS = ("synthetic", "synthetic-mag", "npz", "pyg", "python", "converted", *FORMATS)
 
 # Only for suggestions. `ogb_meta` reads all names from the installed ogb.
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
@@ -135,11 +139,27 @@ def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition
     return call_with(load_partition, name, with_spec(dataset, spec, parameters, as_text=True), root=Path(folder))
 
 
+def to_convert(dataset: str) -> str | None:
+    """Returns the source that `convert` takes for a name that cannot be loaded, or None if it takes none.
+
+    Raises:
+        FileNotFoundError: its file or directory does not exist.
+    """
+    kind, colon, rest = dataset.partition(":")
+    if kind.startswith("ogbl-"):
+        return dataset
+    if kind not in ("edges", *LAYOUTS) and Path(kind).suffix not in EDGE_FILES:
+        return None
+    path = rest.partition(",")[0] if colon else dataset
+    if not Path(path).exists() and not (glob.has_magic(path) and glob.glob(path)):
+        raise FileNotFoundError(f"{path}: no such {'directory' if kind in LAYOUTS else 'file'}")
+    return dataset if colon else f"edges:{dataset}"
+
+
 def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, (str, Path)):
-        kind, colon, _ = str(dataset).partition(":")
-        if kind in ("edges", *LAYOUTS) or kind.startswith("ogbl-") or Path(kind).suffix in EDGE_FILES:
-            source = dataset if colon or kind.startswith("ogbl-") else f"edges:{dataset}"
+        source = to_convert(str(dataset))
+        if source is not None:
             return (
                 f"{dataset} must be converted first, with `salientpp convert {source} graph`; then pass converted:graph"
             )
@@ -158,6 +178,6 @@ def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, str):
         return message + did_you_mean(
             dataset.partition(":")[0],
-            ("synthetic", "synthetic-mag", "npz", "pyg", "python", "converted", *FORMATS, *_OGB_EXAMPLES),
+            (*KINDS, *_OGB_EXAMPLES),
         )
     return message

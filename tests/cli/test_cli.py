@@ -403,8 +403,9 @@ def test_brackets_in_a_path_are_printed_as_they_are(capsys, tmp_path, npz_file):
     [
         ("npz:nowhere.npz", [], "nowhere.npz: no such file"),
         ("ogbn-nothing", [], "ogbn-nothing"),
-        ("debian", [], 'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE"'),
+        ("debian", [], "debian: no such file, directory or dataset"),
         ("synthetik", [], "Did you mean synthetic or synthetic-mag?"),
+        ("synthetik:num_vertices=9", [], "Did you mean synthetic or synthetic-mag?"),
         ("synthetic:num_vertices=0", [], "num_vertices must be an integer >= 2, got 0"),
         ("synthetic:vertices=10", [], "synthetic has no parameter 'vertices'"),
         (

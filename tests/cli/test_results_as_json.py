@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 
+from salientpp.cli import dataset_name
 from salientpp.cli.main import GROUPS, SUBCOMMANDS, _parser
+from salientpp.datasets import load, load_dataset
 
 
 @pytest.fixture
@@ -18,6 +20,9 @@ def folder(tmp_path, monkeypatch):
     lines = ["source,target", *(f"{i},{(i * 7 + 1) % 60}" for i in range(60))]
     (tmp_path / "edges.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "e2.csv").write_text("\n".join(["a,b", *lines[1:]]) + "\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "g.npz").touch()
+    (tmp_path / "x.bin").touch()
     (tmp_path / "names.csv").write_text("ann,bob\nbob,eve\n")
     return tmp_path
 
@@ -75,10 +80,23 @@ def test_info_describes_a_converted_graph(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("analyze edges.csv --parts 2", "`salientpp convert edges:edges.csv graph`; then pass converted:graph"),
-        ("partition edges:edges.csv,skip=1 d --parts 2", "`salientpp convert edges:edges.csv,skip=1 graph`; then pass"),
-        ("plan npy:folder --machines 10GbE --hosts 1", "`salientpp convert npy:folder graph`; then pass converted:graph"),
-        ("analyze ogbl-ppa --parts 2", "`salientpp convert ogbl-ppa graph`; then pass converted:graph"),
+        ("analyze edges.csv", "must be converted first: salientpp convert edges:edges.csv graph; then: salientpp analyze converted:graph"),
+        ("partition edges.csv p --parts 2", "first: salientpp convert edges:edges.csv graph; then: salientpp partition converted:graph p --parts 2"),
+        ("partition edges:edges.csv,skip=1 d --parts 2", "convert edges:edges.csv,skip=1 graph; then: salientpp partition converted:graph d"),
+        ("partition edges:e*.csv d", "convert 'edges:e*.csv' graph; then: salientpp partition converted:graph d"),
+        ("plan npy:folder --hosts 1", "salientpp convert npy:folder graph; then: salientpp plan converted:graph --hosts 1"),
+        ("analyze ogbl-ppa --parts 2", "salientpp convert ogbl-ppa graph; then: salientpp analyze converted:graph --parts 2"),
+        ("analyze nothere", "salientpp analyze: nothere: no such file, directory or dataset; `salientpp analyze --help` names the kinds"),
+        ("plan sinthetic:num_vertices=9", "sinthetic:num_vertices=9: no such file, directory or dataset. Did you mean synthetic"),
+        ("plan nothere.csv", "salientpp plan: nothere.csv: no such file"),
+        ("partition edges:nofile.csv", "salientpp partition: nofile.csv: no such file"),
+        ("partition edges:no*.csv,x=x.npy", "salientpp partition: no*.csv: no such file"),
+        ("analyze igb:nothere,classes=19", "salientpp analyze: nothere: no such directory"),
+        ("analyze npz:nothere.npz", "salientpp analyze: nothere.npz: no such file"),
+        ("analyze converted:c2,verify=true", "salientpp analyze: c2: no such directory"),
+        ("analyze g.npz --parts 2", "g.npz holds a graph; put npz: before its name; write: salientpp analyze npz:g.npz --parts 2"),
+        ("analyze folder --parts 2", "folder is a directory, but not a dataset directory"),
+        ("plan x.bin", "x.bin is not a file that holds a graph"),
         ("convert edges.csv graph", 'Did you mean "edges:edges.csv"?'),
         ("convert edges:names.csv graph", "as in skip=1 for a header, with source=NAME,target=NAME"),
         ("convert edges:names.csv graph", "Keys that are text need numbers, such as those of pandas.factorize"),
@@ -89,6 +107,23 @@ def test_info_describes_a_converted_graph(capsys, folder):
 )  # fmt: skip
 def test_an_error_says_what_to_do(capsys, folder, words, text):
     assert text in mistake(capsys, *words.split())
+
+
+def test_a_converted_graph_without_its_kind_is_recognised(capsys, folder):
+    assert run(capsys, "convert", "edges:edges.csv", "c1")[0] == 0
+    for words in ("analyze c1 --parts 2", "partition c1 p --parts 2", "plan c1"):
+        command = words.replace("c1", "converted:c1")
+        assert mistake(capsys, *words.split()).endswith(f"put converted: before its name; write: salientpp {command}")
+
+
+def test_kinds_of_datasets_are_those_that_are_loaded():
+    assert dataset_name.KINDS == load.KINDS
+
+
+@pytest.mark.parametrize("name", ["edges:nothere.csv", "nothere.tsv", "npy:nothere"])
+def test_a_missing_file_is_missing_for_the_function_too(name):
+    with pytest.raises(FileNotFoundError, match="nothere.*: no such "):
+        load_dataset(name)
 
 
 @pytest.mark.parametrize("command", SUBCOMMANDS)

@@ -1,0 +1,80 @@
+"""Checks the name of a dataset before the other arguments, so that a user with a wrong name reads about it first.
+
+It reads no graph, and imports torch only for a name that no command accepts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from salientpp.suggestions import did_you_mean
+
+#: Kinds of datasets that commands load; :mod:`salientpp.datasets.load` has the same.
+KINDS = ("synthetic", "synthetic-mag", "npz", "pyg", "python", "converted", "pyg-partition", "glt-partition")
+
+#: Kind of dataset that an ending of a file means.
+_ENDINGS = {".npz": "npz", ".pt": "pyg", ".pth": "pyg"}
+
+
+class WrongName(Exception):
+    """Name that is not a dataset.
+
+    Attributes:
+        instead: the name to pass instead. Empty: unknown.
+    """
+
+    def __init__(self, message: str, name: str, instead: str = "") -> None:
+        super().__init__(message)
+        self.name, self.instead = name, instead
+
+    def in_words(self, words: Sequence[str]) -> str:
+        """Returns the message, and the command that works. ``words``: the command that failed."""
+        if not self.instead:
+            return f"{self}; `salientpp {words[0]} --help` names the kinds of datasets"
+        at = words.index(self.name)
+        return f"{self}: salientpp {shlex.join([*words[:at], self.instead, *words[at + 1 :]])}"
+
+
+def dataset_of(text: str) -> str:
+    """Returns the name of a dataset.
+
+    Raises:
+        WrongName: there is no such file, directory or dataset, or a name without its kind.
+    """
+    with contextlib.suppress(OSError, ValueError):  # if the file system refuses the name, loading says why
+        _check(text)
+    return text
+
+
+def _check(text: str) -> None:
+    kind, _, rest = text.partition(":")
+    if kind in KINDS or kind.startswith("ogbn-"):
+        path = rest.partition(",")[0] if kind == "converted" else rest
+        if kind in ("npz", "pyg", "converted") and rest and not Path(path).exists():
+            raise WrongName(f"{path}: no such {'directory' if kind == 'converted' else 'file'}", text)
+        return
+    from salientpp.datasets.converted.directory import is_converted
+    from salientpp.datasets.load import to_convert
+
+    if is_converted(Path(text)):
+        raise WrongName(
+            f"{text} is a converted graph; put converted: before its name; write", text, f"converted:{text}"
+        )
+    if (Path(text) / "manifest.json").is_file():
+        return
+    try:
+        source = to_convert(text)
+    except FileNotFoundError as error:
+        raise WrongName(str(error), text) from None
+    if source is not None:
+        first = f"salientpp convert {shlex.quote(source)} graph"
+        raise WrongName(f"{text} must be converted first: {first}; then", text, "converted:graph")
+    if not Path(text).exists():
+        raise WrongName(f"{text}: no such file, directory or dataset{did_you_mean(kind, KINDS)}", text)
+    if (of := _ENDINGS.get(Path(text).suffix)) is not None:
+        raise WrongName(f"{text} holds a graph; put {of}: before its name; write", text, f"{of}:{text}")
+    what = "a directory, but not a dataset directory" if Path(text).is_dir() else "not a file that holds a graph"
+    raise WrongName(f"{text} is {what}", text)
