@@ -25,6 +25,7 @@ from salientpp.nn.check import CheckedCall, Results, SameNumbers, first_of, with
 from salientpp.nn.layer_call import edges_in
 from salientpp.nn.layers import Replaced
 from salientpp.nn.planned import Attributes, Before, Planned
+from salientpp.nn.printed import TRIMMING, print_plain, print_trimmed, print_trimmed_of
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import TrimmedRun
@@ -35,9 +36,6 @@ from salientpp.sampling.hops import Hops, demand
 Model = TypeVar("Model", bound=torch.nn.Module)
 Norms = Literal["all rows", "needed rows"]
 
-#: Attribute of a model that holds its :class:`Trimming`.
-_ATTRIBUTE = "_salientpp_trimmed"
-
 #: Number of plans above which numbers among the arguments no longer get plans of their own.
 MAX_PLANS = 32
 
@@ -46,12 +44,6 @@ _MAX_CHOICE = 8
 
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
 _SCRIPTABLE = "__prepare_scriptable__"
-
-#: Words in the text of a trimmed model.
-_TRIMMED = "trimmed by salientpp.nn.trim"
-
-#: Attribute of a ``__repr__`` that adds these words.
-_PRINTS = "_salientpp_prints_trimmed"
 
 #: ``running``: the running forward pass of a trimmed model in this thread.
 _thread = threading.local()
@@ -99,13 +91,12 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     if norms not in ("all rows", "needed rows"):
         raise ValueError(f"norms must be 'all rows' or 'needed rows', got {norms!r}")
     demand.hops = True
-    if getattr(model, _ATTRIBUTE, None) is None:
+    if getattr(model, TRIMMING, None) is None:
         model.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
         model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
-    setattr(model, _ATTRIBUTE, Trimming(norms, check, type(model)))
+    setattr(model, TRIMMING, Trimming(norms, check, type(model)))
     vars(model)[_SCRIPTABLE] = functools.partial(_plain_copy, model)
-    if type(model).__repr__ is torch.nn.Module.__repr__:
-        vars(model).setdefault("extra_repr", functools.partial(_extra_repr, model))
+    print_trimmed(model)
     return model
 
 
@@ -141,34 +132,9 @@ def _remove(model: torch.nn.Module) -> None:
         for number in [number for number, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
             for table in tables:
                 table.pop(number, None)
-    for name in (_ATTRIBUTE, _SCRIPTABLE):
+    for name in (TRIMMING, _SCRIPTABLE):
         vars(model).pop(name, None)
-    if getattr(vars(model).get("extra_repr"), "func", None) is _extra_repr:
-        del vars(model)["extra_repr"]
-
-
-def _extra_repr(model: torch.nn.Module) -> str:
-    """Returns the first line of a printed model, which says that it is trimmed."""
-    return ", ".join(filter(None, [type(model).extra_repr(model), _TRIMMED]))
-
-
-def _print_trimmed(kind: type[torch.nn.Module]) -> None:
-    """Makes trimmed models of a class say that they are trimmed if the class prints without ``extra_repr``, as PyG's models do.
-
-    Python takes ``__repr__`` from the class, never from the object. The class's other models print as before.
-    """
-    own = kind.__repr__
-    if own is torch.nn.Module.__repr__ or hasattr(own, _PRINTS):
-        return
-
-    @functools.wraps(own)
-    def printed(model: torch.nn.Module) -> str:
-        is_outermost = type(model).__repr__ is printed  # a subclass may print the text of its base class
-        trimmed = is_outermost and getattr(model, _ATTRIBUTE, None) is not None
-        return f"{own(model)}, {_TRIMMED}" if trimmed else own(model)
-
-    setattr(printed, _PRINTS, True)
-    cast(Any, next(base for base in kind.__mro__ if "__repr__" in vars(base))).__repr__ = printed
+    print_plain(model)
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
@@ -186,7 +152,7 @@ class Trimming:
 
     def __init__(self, norms: Norms, check: bool = True, kind: type[torch.nn.Module] = torch.nn.Module) -> None:
         self.norms, self.check, self.kind = norms, check, kind
-        _print_trimmed(kind)
+        print_trimmed_of(kind)
         self.plans: dict[Any, Planned] = {}
         self.attributes: Attributes | None = None
         # The thread of a running forward pass, during which layers are replaced.
@@ -226,7 +192,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         if running is not None and running.run.model is model:
             running.depth += 1
         return
-    trimmed: Trimming = getattr(model, _ATTRIBUTE)
+    trimmed: Trimming = getattr(model, TRIMMING)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
         raise RuntimeError(
             f"{type(model).__name__} was called while another thread runs it; a trimmed model takes one call at a time; give each thread its own copy"
@@ -241,7 +207,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         return
     if trimmed.attributes is not None and not trimmed.attributes.are_of(model):  # a shallow copy of a trimmed model
         trimmed = Trimming(trimmed.norms, trimmed.check, trimmed.kind)
-        setattr(model, _ATTRIBUTE, trimmed)
+        setattr(model, TRIMMING, trimmed)
     learns = torch.is_grad_enabled()
     try:
         attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
@@ -393,7 +359,7 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
         running.depth -= 1
         return None
     run, planned = running.run, running.planned
-    plans = getattr(model, _ATTRIBUTE).plans
+    plans = getattr(model, TRIMMING).plans
     functions, known = tuple(run.functions), planned.functions
     if sys.exc_info()[1] is not running.raised:  # the call has failed
         if known is not None and not any(each[: len(functions)] == functions for each in known):
@@ -414,7 +380,7 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
 
 def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]) -> Any:
     """Repeats a call with all rows after unknown operations, and returns its output. The plan then allows them."""
-    trimmed, planned, hops = getattr(model, _ATTRIBUTE), running.planned, running.run.hops
+    trimmed, planned, hops = getattr(model, TRIMMING), running.planned, running.run.hops
     name, other = type(model).__name__, first_of(functions, min(planned.functions or [()], key=len))
     trimmed.plans.pop(running.key, None)
     if running.before is None or not running.before.restore():
@@ -442,7 +408,7 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
 
 def trimming_of(model: torch.nn.Module) -> Trimming | None:
     """Returns the state that :func:`trim` has given a model, or None."""
-    return getattr(model, _ATTRIBUTE, None)
+    return getattr(model, TRIMMING, None)
 
 
 def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import distributed
 import pytest
@@ -42,6 +43,10 @@ def test_statistics_are_tables_of_rows_and_stages():
     assert "<tr><td>cache</td><td>30</td><td>30.0%</td><td>360 B</td></tr>" in STATS._repr_html_()
     loader = NeighborLoader(random_data(), [2], batch_size=16)
     assert repr(loader.stats()) == "LoaderStats: 0 batches, 0 rows, 0 B sent, 0 B received, 0.000 s waiting in next()"
+
+
+def in_notebook(shown: Any) -> str:
+    return shown._repr_html_()
 
 
 def test_html_is_escaped():
@@ -93,9 +98,9 @@ def check_two_ranks(rank: int, root: str) -> None:
         ("num_neighbors", "[3, 2]"),
         ("plan", words),
     ):
-        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in planned._repr_html_()
-    assert "<tr><td>cache</td><td>15 rows (196 B)</td></tr>" in loader._repr_html_()
-    assert "<th>epoch s</th>" in planned._repr_html_()
+        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in in_notebook(planned)
+    assert "<tr><td>cache</td><td>15 rows (196 B)</td></tr>" in in_notebook(loader)
+    assert "<th>epoch s</th>" in in_notebook(planned)
     assert repr(planned.plan()) == str(planned.plan())
     if rank == 0:  # one rank alone may print
         batches = iter(loader)
@@ -117,7 +122,7 @@ def check_parts(rank: int, root: str, several: dict[int, str]) -> None:
     assert f"batches of 100, {several[rank]}, num_neighbors" in repr(loader), repr(loader)
     name, _, value = several[rank].partition(" ")
     if name != "all":
-        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in loader._repr_html_()
+        assert f"<tr><td>{name}</td><td>{value}</td></tr>" in in_notebook(loader)
 
 
 @pytest.mark.parametrize(

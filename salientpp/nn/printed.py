@@ -1,0 +1,52 @@
+"""Text of trimmed models, which says that they are trimmed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+from torch.nn import Module
+
+#: Attribute of a model that holds its :class:`~salientpp.nn.trim.Trimming`.
+TRIMMING = "_salientpp_trimmed"
+
+#: Words in the text of a trimmed model.
+_WORDS = "trimmed by salientpp.nn.trim"
+
+#: Attribute of a ``__repr__`` that adds these words.
+_ADDS = "_salientpp_prints_trimmed"
+
+
+def print_trimmed(model: Module) -> None:
+    """Makes a model print that it is trimmed."""
+    if type(model).__repr__ is Module.__repr__:
+        vars(model).setdefault("extra_repr", functools.partial(_extra_repr, model))
+
+
+def print_plain(model: Module) -> None:
+    """Undoes :func:`print_trimmed`."""
+    if getattr(vars(model).get("extra_repr"), "func", None) is _extra_repr:
+        del vars(model)["extra_repr"]
+
+
+def _extra_repr(model: Module) -> str:
+    return ", ".join(filter(None, [type(model).extra_repr(model), _WORDS]))
+
+
+def print_trimmed_of(kind: type[Module]) -> None:
+    """Makes trimmed models of a class say that they are trimmed if the class prints without ``extra_repr``, as PyG's models do.
+
+    Python takes ``__repr__`` from the class, never from the object. The class's other models print as before.
+    """
+    own = kind.__repr__
+    if own is Module.__repr__ or hasattr(own, _ADDS):
+        return
+
+    @functools.wraps(own)
+    def printed(model: Module) -> str:
+        is_outermost = type(model).__repr__ is printed  # a subclass may print the text of its base class
+        is_trimmed = is_outermost and getattr(model, TRIMMING, None) is not None
+        return f"{own(model)}, {_WORDS}" if is_trimmed else own(model)
+
+    setattr(printed, _ADDS, True)
+    cast(Any, next(base for base in kind.__mro__ if "__repr__" in vars(base))).__repr__ = printed
