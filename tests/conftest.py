@@ -35,7 +35,6 @@ def _demand_of_the_next_module():
     hops = sys.modules.get("salientpp.sampling.hops")
     if hops is not None:
         hops.demand.hops = False
-        hops.demand.lists.clear()
 
 
 def _choose_examples() -> None:

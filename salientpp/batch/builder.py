@@ -18,7 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.batch.contents import Contents
 from salientpp.batch.edges import mark_edges
 from salientpp.batch.template import DataTemplate, PartitionTemplate, StoreTemplate
-from salientpp.sampling.hops import demand
+from salientpp.sampling.hops import Asked, demand
 from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.frames import Frame, put_tables_together
@@ -51,6 +51,7 @@ class BatchBuilder:
     held: Contents | None = None
     marks_sizes: bool = True
     frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
+    _asked: Asked = field(default_factory=set, init=False)
 
     def contents(self) -> Contents | None:
         """Returns the current contents of the data. None: the data cannot change."""
@@ -73,7 +74,7 @@ class BatchBuilder:
         batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
         if demand.hops or getattr(mfg, "share", None) is not None:
-            mark_edges(batch, mfg)
+            mark_edges(batch, mfg, self._asked)
         return batch
 
     def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.batch.attributes import edge_index_of, of_type, storage_of
 from salientpp.batch.contents import is_sparse_tensor
-from salientpp.sampling.hops import Hops, Relation, hops_of
+from salientpp.sampling.hops import Asked, Hops, Relation, hops_of
 from salientpp.sampling.topology import Mfg
 
 
@@ -137,9 +137,9 @@ def _version_of(adj_t: Any) -> int:
     return 0 if adj_t.has_value() else -1
 
 
-def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
-    """Marks the edges of a batch with its hops, if they were sampled hop by hop."""
-    hops = hops_of(mfg)
+def mark_edges(batch: Data | HeteroData, mfg: Mfg, asked: Asked) -> None:
+    """Marks the edges of a batch with its hops, if they were sampled hop by hop. ``asked``: as in :class:`Hops`."""
+    hops = hops_of(mfg, asked)
     if hops is None:
         return
     edge_index = {}

@@ -121,6 +121,7 @@ class _ShareHops(Hops):
     def __init__(self, graph: BatchGraph) -> None:
         self.graph = graph
         self.num_edges = {None: [graph.num_edges]}
+        self.asked = set()
 
     def nodes_within(self, type_: str | None, hops: int) -> int:
         return self.graph.own_within(hops)

@@ -32,7 +32,7 @@ from salientpp.nn.layers import (
 from salientpp.nn.trace import ALL, Call
 from salientpp.nn.unchanged import change_inside, change_of, is_plain
 from salientpp.sampling.edge_lists import EdgeLists
-from salientpp.sampling.hops import Hops, Relation, demand
+from salientpp.sampling.hops import Hops, Relation
 
 
 @functools.cache
@@ -355,7 +355,7 @@ class LayerCall:
         """Returns the grouped edges for an ``edge_index``. Gradients ask the sampler for grouping by source."""
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
-            demand.lists.add((self.relation, lists.edge is not None, True))
+            self.hops.asked.add((self.relation, lists.edge is not None, True))
         return lists
 
     def _product(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:

@@ -23,18 +23,14 @@ from salientpp.sampling.topology import Mfg
 Relation = tuple[str, str, str] | None
 
 
-@dataclass
+#: Kinds of edge lists, as (relation, has self-loops, is grouped by source too).
+Asked = set[tuple[Relation, bool, bool]]
+
+
 class Demand:
-    """Facts that the models of this process need to know about batches.
+    """``hops`` is True if a model of this process was trimmed. Then the edges of batches must know their hops."""
 
-    Attributes:
-        hops: True if the edges of batches must know their hops.
-        lists: (relation, True with self-loops, True if by source too) of the lists that were used before. For later batches, the loader's threads make
-            such lists in advance.
-    """
-
-    hops: bool = False
-    lists: set[tuple[Relation, bool, bool]] = field(default_factory=set)
+    hops = False
 
 
 demand = Demand()
@@ -49,6 +45,7 @@ class Hops:
         num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
         edge_index: by relation int64 [2, e] on the CPU, as sampled.
         share: this rank's share, if the ranks of a host compute the batch together. The vertices and edges here are then the rank's own.
+        asked: kinds of lists that models have used in batches of the same loader. Its threads make such lists for later batches.
     """
 
     num_nodes: Mapping[str | None, list[int]]
@@ -56,6 +53,7 @@ class Hops:
     edge_index: Mapping[Relation, Tensor]
     kept: dict[Any, Any] = field(default_factory=dict)
     share: HostShare | None = None
+    asked: Asked = field(default_factory=set)
     is_exposed: bool = False  # True if numpy or other code may write to the edges
 
     def __post_init__(self) -> None:
@@ -98,7 +96,7 @@ class Hops:
                 if self_loops and made is not None:
                     made = with_self_loops(made) if made.num_targets <= made.num_sources else None
             self.kept[key] = made
-            demand.lists.add((relation, self_loops, False))
+            self.asked.add((relation, self_loops, False))
         return self.kept[key]
 
     def _grouped(self, relation: Relation) -> EdgeLists | None:
@@ -120,7 +118,7 @@ class Hops:
 
         Sampling threads call it, so that the training step does not wait for the lists.
         """
-        for relation, self_loops, by_source in sorted(demand.lists, key=str):
+        for relation, self_loops, by_source in sorted(self.asked, key=str):
             if relation in self.edge_index:
                 lists = self.lists(relation, self_loops)
                 if by_source and lists is not None:
@@ -138,8 +136,8 @@ class Hops:
         return self  # it is never changed
 
 
-def hops_of(mfg: Mfg) -> Hops | None:
-    """Returns the hops of a sampled batch; None if its edges do not follow hops, as in an induced subgraph."""
+def hops_of(mfg: Mfg, asked: Asked) -> Hops | None:
+    """Returns the hops of a sampled batch of the loader that keeps ``asked``; None if its edges do not follow hops, as in an induced subgraph."""
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     if nodes is None or edges is None or mfg.orig_row is not None or mfg.row is None:
         return None
@@ -147,4 +145,4 @@ def hops_of(mfg: Mfg) -> Hops | None:
         nodes, edges = {None: nodes}, {None: edges}
     num_nodes = {name: list(itertools.accumulate(counts)) for name, counts in nodes.items()}
     num_edges = {name: list(itertools.accumulate(counts, initial=0)) for name, counts in edges.items()}
-    return Hops(num_nodes, num_edges, {}, share=getattr(mfg, "share", None))
+    return Hops(num_nodes, num_edges, {}, share=getattr(mfg, "share", None), asked=asked)

@@ -49,5 +49,5 @@ def share_batch(data: Data, mfg: Any, owner: Tensor, ranks: int, place: int) -> 
     """The share of one rank. ``owner``: place of each vertex of the batch."""
     mine = share_of(mfg, owner, ranks, place)
     batch = filled(data, mine)
-    mark_edges(batch, mine)
+    mark_edges(batch, mine, set())
     return batch
