@@ -102,8 +102,8 @@ Out = TypeVar("Out")
 class lazy(Generic[T]):
     """Value of a method, computed on first use and stored in the object.
 
-    Similar to ``functools.cached_property``, whose lock (up to Python 3.11 one for all objects) would stay held in a child that was forked meanwhile. If
-    several threads ask for the value before it is stored, each of them may compute it.
+    Like ``functools.cached_property``, but without a lock. Up to Python 3.11, that function has one lock for all objects. In a child that is forked while a
+    thread holds the lock, it stays held. If several threads ask for the value before it is stored, each of them may compute it.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:

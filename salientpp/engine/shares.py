@@ -101,7 +101,7 @@ class Shares:
         ranks = range(placement.world_size)
         if [found.parts_of(rank) for rank in ranks] != [placement.parts_of(rank) for rank in ranks]:
             raise ValueError(
-                f"cannot load this state: it has {logical_ranks} logical ranks, with which the {len(ranks)} ranks would have other parts; "
+                f"cannot load this state: with its {logical_ranks} logical ranks, these {len(ranks)} ranks would serve other parts than this loader's; "
                 f"make the loader with logical_ranks={logical_ranks}"
             )
         check_units(self.source, found)

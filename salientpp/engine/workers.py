@@ -38,7 +38,7 @@ class SamplingWorkers:
         transform: the user's ``transform_sampler_output``; it may be set later.
 
     Attributes:
-        reads: lists that were read for the batches of :meth:`request`, if other ranks hold some, since they were last reset.
+        reads: counts of the lists that the batches of :meth:`request` have read since the last reset, if other ranks hold some lists.
     """
 
     def __init__(self, number: int, drawing: DrawingMethod, transform: Callable[[Any], Any] | None) -> None:

@@ -115,7 +115,7 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target of edges [2, e] that end with one self-loop per target; None for other edges."""
+        """Returns the order by target, if edges [2, e] have it already, except that one self-loop per target is at the end. Otherwise returns None."""
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")

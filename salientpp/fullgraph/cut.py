@@ -111,7 +111,7 @@ def least_cut(
 def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the fewest left and right ends, ascending, that cover all edges. Edge i joins ``left[i]`` and ``right[i]``. Repeated edges count once.
 
-    Of covers with equally many ends, one with as many left ends as possible is returned.
+    If several covers are that small, one with the most left ends is returned.
     """
     lefts, u = left.unique(return_inverse=True)
     rights, v = right.unique(return_inverse=True)

@@ -39,14 +39,14 @@ class LocalGraph(RankGraph):
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        rows: for each hop, the ascending global ids int64 of the vertices whose rows are fetched; sums replace the others. None: all needed rows are fetched.
-            The last entry serves all further hops, if no kept vertex is available there.
+        rows: for each hop, int64 global ids, ascending: the vertices whose rows this rank fetches. Sums replace the other rows that it needs. None: it
+            fetches all needed rows. The last entry also serves later hops at which no kept vertex is available.
         base: the part without the plan; None if this part has no plan.
         outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.
         edge_index: int64 [2, e], edges into the rank's own and the recomputed vertices, in the local numbers that the module describes.
         e_id: int64 [e], ids of these edges.
         row_depths: int64 [num_rows], for each row that edges refer to, the number of layers whose result is available here; -1 for none.
-        hops: for each hop, the rows to fetch; the last entry serves all further hops.
+        hops: for each hop, how its rows are fetched and where they are put. The last entry also serves all later hops.
         whole_halo: the rows of all vertices of ``inner`` and ``outer``, even of cached ones.
     """
 

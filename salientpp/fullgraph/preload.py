@@ -234,7 +234,7 @@ class _Induced:
 
         Args:
             owner: int64 [s], the rank that gets each vertex.
-            order: int64 [s], the position among ``vertices`` of each number of the host.
+            order: int64 [s], for each of the host's numbers, the position of its vertex among ``vertices``.
         """
         number = torch.empty_like(order)
         number[order] = torch.arange(order.numel(), device="cpu")

@@ -137,7 +137,11 @@ SIZES = 3, 8
 
 
 class Mixes(Exception):
-    """Raised if a trial shows that a function mixes rows: "differs" or "reduced"; empty if the trial failed."""
+    """Raised if a function seems to compute a result from several rows.
+
+    Its text: "differs" if rows of the result differ between trials, "reduced" if the result has no rows and its values differ, empty if the trials do not
+    tell.
+    """
 
 
 class Call:

@@ -167,7 +167,7 @@ class Product:
 
     @property
     def _block_rows(self) -> int:
-        """Rows of a block: half of the memory that sums leave, because a block may exist in two forms. It is never more than the rows of the part."""
+        """Number of rows of a block, at most those of the part. It takes a quarter of ``memory``: sums take half, and a block may exist in two forms."""
         most = self._most_rows(4, self.row_bytes)
         return max(1, min(self.places.num_own, BLOCK_BYTES // self.row_bytes if most is None else most))
 

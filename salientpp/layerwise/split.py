@@ -147,7 +147,10 @@ def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
 
 
 def _projected(forms: Sequence[Split], num_columns: int) -> list[Split]:
-    """Returns a form that sends fewer columns, for layers that apply a linear map W to the sums: W (sum of x_s) = sum of (W x_s)."""
+    """Returns the form whose sources send W x instead of x. W is a linear map that the layer applies to sums: W (sum of x_s) = sum of (W x_s).
+
+    The list is empty if the layer has no such map, or if W x has as many columns as x.
+    """
     split = forms[0]
     name = _LINEAR.get(type(split.conv).__name__)
     linear: Any = getattr(split.conv, name) if name is not None else None

@@ -131,7 +131,9 @@ class BatchLoader(PlannedLoader):
         elif "sums" in options.memory_allow and why_no_sums(self.data, source) is None:
             check_partial(self.data, source, "mean", options.partial_aggregation_weight)
         if options.is_planned and not self._orders_itself:
-            raise ValueError("memory= plans from an epoch's batches, which your sampler orders; pass device_rows=")
+            raise ValueError(
+                "memory= must know an epoch's batches in advance, but your sampler decides them; leave memory out, and choose device_rows= yourself"
+            )
         if options.logical_ranks_join and self._has_hooks:
             raise ValueError(
                 f"{type(self).__name__} overrides collate_fn or filter_fn for batches of one logical rank; pass transform=, or leave logical_ranks['join'] out"

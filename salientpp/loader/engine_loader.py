@@ -92,7 +92,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return Epoch(self._begin_epoch())
 
     def rounds(self) -> Iterator[list[Data]]:
-        """Begins an epoch, as ``iter(loader)`` does, and gives it in rounds: round i is the list of the batches with number i of this rank's logical ranks.
+        """Begins an epoch, as ``iter(loader)`` does, and gives it in rounds: round i lists batch i of each of this rank's logical ranks.
 
         Every rank gets the same number of rounds. Ranks with different numbers of logical ranks can thus take one step together per round, for
         example with gradients accumulated over the batches. Under ``uneven='exact'``, a rank whose logical ranks have ended gets empty lists.

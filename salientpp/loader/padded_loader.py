@@ -89,7 +89,7 @@ class PaddedLoader(EngineLoader):
             self.engine.producer.drive(self._choose_sizes_again)
 
     def _choose_sizes_again(self) -> None:
-        """Chooses the sizes by the seed of a loaded state, if they were chosen by another seed."""
+        """Chooses the sizes of batches again if a loaded state has another seed than the one they were chosen with."""
         padding = self.__dict__.get("_padding")
         if padding is not None and padding.draws != self._bookmark.epochs.draws(0):
             new = self._new_padding()

@@ -116,7 +116,7 @@ class HostMemory:
         return message
 
     def told(self, messages: Tensor | Pending, rows: Tensor, recv_counts: Sequence[int]) -> HostPending:
-        """Begins the exchange whose rows were written last.
+        """Begins the exchange of the rows that :meth:`write` has written.
 
         Args:
             messages: the messages of all ranks, or their collective under way.

@@ -201,7 +201,7 @@ class Placement:
 
     @cached_property
     def row_parts(self) -> list[range]:
-        """Range of parts of each row part (the parts that one host serves together)."""
+        """Ranges of parts, one for each group of parts that one host serves together. Such a group is a row part."""
         return [*dict.fromkeys(self._parts_by_host)]
 
     @cached_property

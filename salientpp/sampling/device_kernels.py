@@ -247,7 +247,9 @@ def finish(
     Args:
         sums: int64 [slots], running sums of the flags.
         owner: for each slot, the place in the frontier of its vertex; None if each vertex has ``fanout`` slots.
-        ids: links, or int64 ids of the edges, by position; None: positions are the ids.
+        ids: by position, int64 ids of the edges, or links. A link has the source in its lower 32 bits and the edge's id in the upper 32. None: positions are
+            the ids.
+        is_linked: True if ``ids`` are links.
         new: int64 [new vertices], is written.
         edges: int64 [3, edges], is written: local ids of sources and targets, and ids of edges.
         first_target: local id of the first vertex of the frontier.

@@ -89,7 +89,7 @@ class Topology(ABC):
     graph: Graph | TypedGraph | None = None
 
     def for_loader(self) -> Topology:
-        """Returns this topology for one more loader. A loader may change what is particular to it, so a topology with such values returns a copy."""
+        """Returns the topology for one more loader: a copy if loaders change some of its values, else itself."""
         return self
 
     @abstractmethod

@@ -186,7 +186,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def hold_for_stream(rows: Tensor, device: torch.device) -> None:
-    """Keeps the memory of ``rows``, once it is free, until the current stream of ``device`` has done the work that it then has.
+    """Delays the reuse of the memory of ``rows``. Once freed, it waits until the current stream of ``device`` has done the work that it has at that time.
 
     Called before a stream reads rows in place, because the loader that owns them may be deleted before the stream has read them.
     """

@@ -1,7 +1,7 @@
 """Laws of every form in which ranks hold a topology.
 
-The test of a form subclasses :class:`TopologyLaws` and sets ``stored``, the form of the directory, and ``sampler``. A loader over the form gives the
-batches of a loader over a directory whose topology every rank maps as a whole, element for element.
+The test of a form subclasses :class:`TopologyLaws` and sets ``stored``, the form of the directory, and ``sampler``. The laws
+compare its loader with one over a directory whose topology every rank maps as a whole: batches are equal, element for element.
 """
 
 from __future__ import annotations

@@ -42,5 +42,7 @@ def test_a_copy_of_a_loader_has_the_plan(device, data):
 
 
 def test_a_sampler_of_the_user_is_refused(device, data):
-    with pytest.raises(ValueError, match="memory= plans from an epoch's batches, which your sampler orders"):
+    with pytest.raises(
+        ValueError, match="memory= must know an epoch's batches in advance, but your sampler decides them"
+    ):
         make(data, device=device, memory={"device": 900, "machines": MACHINES}, sampler=range(20), shuffle=False)

@@ -353,14 +353,14 @@ def test_a_state_with_other_logical_ranks_is_refused(tmp_path):
     ((state, _),) = distributed.run(_stop, 1, root, {"logical_ranks": 4}, 0, 1)
     for (text,) in distributed.run(_mistaken, 3, root, {}, [state]):
         assert (
-            "it has 4 logical ranks, with which the 3 ranks would have other parts; make the loader with logical_ranks=4"
+            "with its 4 logical ranks, these 3 ranks would serve other parts than this loader's; make the loader with logical_ranks=4"
             in text
         )
     for (text,) in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, [state]):
         assert "logical_ranks: expected 8, got 4" in text
     changes: list[tuple[dict, str]] = [
         ({"round": 99}, "round must be in [0, 5], got 99"),
-        ({"logical_ranks": 5}, "it has 5 logical ranks, with which the 2 ranks would have other parts"),
+        ({"logical_ranks": 5}, "with its 5 logical ranks, these 2 ranks would serve other parts"),
         ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is less than the 2 ranks"),
         ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; the state was altered or is damaged"),
         (

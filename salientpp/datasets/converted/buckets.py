@@ -229,7 +229,7 @@ def write_lists(
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())
 
         def offsets_up_to(target: int, targets: np.ndarray, before: int) -> None:
-            """Writes the starts of the lists up to vertex ``target``. The edges of ``targets`` follow ``before`` earlier edges."""
+            """Writes the starts of the lists up to vertex ``target``. ``targets`` has the targets of further edges; ``before`` edges come before them."""
             while indptr.num_rows <= target:
                 vertices = np.arange(indptr.num_rows, min(target + 1, indptr.num_rows + _OFFSETS_AT_ONCE))
                 indptr.write(before + np.searchsorted(targets, vertices).astype(np.int64))

@@ -163,7 +163,7 @@ class _Key:
 
     Attributes:
         ascends: True if each is larger than the one before.
-        is_one: True if they are a key so far, to judge by their number, range, sum and sum of squares.
+        is_one: True if the numbers so far can be a key. Their count, range, sum and sum of squares decide.
     """
 
     def __init__(self, num_rows: int) -> None:

@@ -105,7 +105,7 @@ class PygNames:
 
     @property
     def num_classes(self) -> int | dict[str | None, int]:
-        """Number of classes of ``y``, counted as in PyG's datasets, 0 without it; per type if types have names.
+        """Number of classes of ``y``, counted as in PyG's datasets: 0 without ``y``, and a number for each type if types have names.
 
         Warns, as PyG does, if ``y`` has more than 2 distinct real values.
         """

@@ -48,7 +48,7 @@ class Draws:
 
 
 def measure_draws(basis: Basis, seconds: float) -> Draws:
-    """Draws batches in this thread. If other ranks hold some neighbour lists, all ranks draw together and add their times."""
+    """Measures the CPU time of draws in this thread. If other ranks hold some neighbour lists, all ranks draw together, and the time of all threads counts."""
     source, epochs = basis.source, basis.epochs
     batches: Iterator[Any] = (
         epochs.pieces(epoch, turn) for epoch in itertools.count() for turn in epochs.order.of_epoch(epoch)

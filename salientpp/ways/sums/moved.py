@@ -66,7 +66,7 @@ def _found_last(mfg: SamplerOutput) -> Tensor:
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, AskedSums]:
-    """Replaces remote rows of a batch by sums. Returns what remains of the MFG, and the sums to ask for; none if ``asks`` is False.
+    """Replaces remote rows of a batch by sums. Returns the rest of the MFG, and the sums to ask for. If ``asks`` is False, nothing is replaced.
 
     Args:
         repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
