@@ -18,7 +18,7 @@ from prose import strings
 
 ROOT = Path(__file__).parents[2]
 #: Page -> the least number of messages that its tables quote.
-PAGES = {"reference/errors.md": 50, "how-to/slurm.md": 10, "how-to/several-machines.md": 9}
+PAGES = {"reference/errors.md": 50, "how-to/slurm.md": 2, "how-to/several-machines.md": 9}
 
 
 @cache
