@@ -316,7 +316,7 @@ def test_a_model_that_cannot_be_compared_runs_untrimmed_with_a_warning(call, bat
 
 def test_a_model_that_differs_with_all_rows_too_runs_untrimmed(batch, monkeypatch):
     monkeypatch.setattr(
-        check.Trial, "_fault", lambda _, plan, expected, evaluates: check.Fault(1.0, evaluates, expected)
+        check.CheckedCall, "_fault", lambda _, plan, expected, evaluates: check.Fault(1.0, evaluates, expected)
     )
     trimmed = salientpp.nn.trim(TwoLayers(lambda m, h: h.sin()).double())
     with pytest.warns(
@@ -329,14 +329,14 @@ def test_a_model_that_differs_with_all_rows_too_runs_untrimmed(batch, monkeypatc
 def test_a_plan_stays_if_the_plain_model_needs_too_much_memory(batch, monkeypatch):
     trimmed = salientpp.nn.trim(TwoLayers(lambda m, h: h.sin()).double())
     rows = step(trimmed, batch).rows
-    call = check.Trial.call
+    call = check.CheckedCall.call
 
     def fails(self, context=None, *given, **options):
         if context is None:
             raise torch.OutOfMemoryError("no memory")
         return call(self, context, *given, **options)
 
-    monkeypatch.setattr(check.Trial, "call", fails)
+    monkeypatch.setattr(check.CheckedCall, "call", fails)
     with pytest.warns(RuntimeWarning, match="call 4 of trimmed TwoLayers was not compared with the plain model"):
         for _ in range(4):
             got = step(trimmed, batch)
