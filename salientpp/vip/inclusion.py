@@ -271,7 +271,7 @@ class TypedHops:
         return uniform_draw_probability(piece.degree, self._fanouts[piece.number][hop], self._replace)
 
     def draws(self, hop: int, place: int, expanded: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two probabilities: that a target of a piece, once expanded, draws one given neighbour, and that the hop draws an edge.
+        """Returns two probabilities for the edges of a piece: that a target which is expanded draws the edge, and that the hop expands it and draws the edge.
 
         Each is float64 [n], or [e] if the edges have weights.
 

@@ -87,7 +87,7 @@ class _Rewriter:
         self._new = old.rewritten(self._edge_offsets() if topology == PARTS else None)
 
     def write(self) -> dict:
-        """Runs the unfinished steps, and returns the manifest without its files."""
+        """Writes the files of all steps that the journal does not list as finished. Returns the manifest, still without entries of files."""
         for old, new in zip(self._old.edge_types, self._new.edge_types):
             self._step(f"{new.prefix}indices.npy", partial(self._write_lists, old, new))
             for name in new.attributes:
