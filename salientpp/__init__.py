@@ -87,7 +87,7 @@ def __getattr__(name: str) -> object:
                 raise
             module = None
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _import_module(f"{__name__}.suggestions").no_attribute(__name__, name, __all__)
         # The package's own files import its other files, and the folder of operators, through this function. The command's help does not need torch.
         if not hasattr(module, "__path__") or name in ("cli", "ops"):
             return module

@@ -20,14 +20,23 @@ def did_you_mean(word: Any, known: Iterable[Any]) -> str:
 
 
 def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function: the TypeError for an unknown argument names the closest argument of the function."""
+    """Decorates a function or an ``__init__``: the TypeError for an unknown argument names the closest argument of the function."""
     known = inspect.signature(function).parameters
+    suggested = [name for name in known if name != "self"]
+    own_name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, known)}")
+                raise TypeError(f"{own_name}() has no argument {name!r}{did_you_mean(name, suggested)}")
         return function(*args, **kwargs)
 
     return called
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Returns the error for a name that a module does not have. Its text names the closest one."""
+    meant = "" if name.startswith("_") else did_you_mean(name, known)
+    # With the name alone, Python adds no suggestion of its own.
+    return AttributeError(f"module {module!r} has no attribute {name!r}{meant}", name=name)

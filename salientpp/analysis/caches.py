@@ -29,6 +29,7 @@ from salientpp.processes import in_order
 from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.schedule import BatchKeys
+from salientpp.suggestions import did_you_mean
 from salientpp.vip.accesses import shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.names import POLICY_NAMES
@@ -67,7 +68,9 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
     for policy in names:
         if policy not in allowed:
             words = " for such batches" if is_typed else ""
-            raise ValueError(f"policies must be among {', '.join([*sorted(known), 'oracle'])}{words}, got {policy!r}")
+            raise ValueError(
+                f"policies must be among {', '.join([*sorted(known), 'oracle'])}{words}, got {policy!r}{did_you_mean(policy, sorted(allowed))}"
+            )
     checked = [each for policy in names for each in (ORACLES if policy == "oracle" else [policy])]
     if "vip" not in checked:
         checked.insert(0, "vip")  # forecasts need it

@@ -34,6 +34,16 @@ GROUPS = {
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm",),
 }
+#: Options of other libraries, and words of this package's functions -> the option of the command.
+MEANT = {
+    "--split": "--seeds",
+    "--fanouts": "--num-neighbors",
+    "--fanout": "--num-neighbors",
+    "--num-parts": "--parts",
+    "--alpha": "--replication-factors",
+    "--policy": "--policies",
+}
+
 SUBCOMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
@@ -100,7 +110,9 @@ class _Parser(argparse.ArgumentParser):
             if word == "--" or (self.commands and not word.startswith("-")):
                 break
             if re.fullmatch(r"--\w[\w-]*", name) and not any(option.startswith(name) for option in known):
-                self.error(f"unrecognized argument {name}{did_you_mean(name, known)}")
+                other = MEANT.get(name)
+                meant = f". Did you mean {other}?" if other in known else did_you_mean(name, known)
+                self.error(f"unrecognized argument {name}{meant}")
             # argparse drops these dashes and then fails, because the value is missing.
             if name.startswith("--") and equals and value == "--":
                 self.error(f"argument {name}: expected a value, got '--'")

@@ -16,6 +16,7 @@ from salientpp.fullgraph.recompute import Recompute
 from salientpp.nn.trim import trimming_of
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.suggestions import suggest_arguments
 
 
 class Cooperative(Protocol):
@@ -24,6 +25,7 @@ class Cooperative(Protocol):
     cooperation: Cooperation | None
 
 
+@suggest_arguments
 def distribute(
     model: torch.nn.Module,
     part: LocalGraph | PartitionedGraph | Cooperative,

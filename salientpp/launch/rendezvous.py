@@ -37,6 +37,7 @@ from salientpp.ranks.greeting import (
     have_greeted,
     key_of,
 )
+from salientpp.suggestions import suggest_arguments
 
 #: Number of the next meeting. Ranks may meet several times in one process, each time in a separate file.
 _meetings = itertools.count()
@@ -62,6 +63,7 @@ _REASON, _ALL = f"{_PREFIX}/failed", f"{_PREFIX}/all"
 _STALE_LOOKS = 5
 
 
+@suggest_arguments
 def init_process_group(
     backend: str | None = None, *, timeout: timedelta = timedelta(minutes=10), directory: str | Path | None = None
 ) -> Launch:

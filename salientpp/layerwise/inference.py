@@ -32,8 +32,10 @@ from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.ranks.roll import before_roll_call
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.suggestions import suggest_arguments
 
 
+@suggest_arguments
 def inference(
     model: torch.nn.Module | Sequence[Callable[..., Tensor]],
     data: PartitionedGraph | Data,

@@ -279,7 +279,7 @@ class Tuning(TypedDict, total=False):
             check=check_policy_option,
             agree="hosts",
             plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
-            help=f"Cache policy that scores the vertices: {', '.join(f'`{name!r}`' for name in POLICY_NAMES)} "
+            help=f"On a partitioned graph: cache policy that scores the vertices: {', '.join(f'`{name!r}`' for name in POLICY_NAMES)} "
             "(see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
         ),
     ]

@@ -20,6 +20,7 @@ from salientpp.engine.option import Values
 from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
+from salientpp.suggestions import did_you_mean
 from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.planner.choices import Choice
 
@@ -48,8 +49,12 @@ _OF_PARTS: Mapping[str, str] = {
     "logical_ranks_join": "whose ranks share an epoch's batches",
     "ranks_per_host": "whose ranks share the rows of a host",
     **dict.fromkeys(("replication_factor", "lookahead", "device_rows_cache"), _NO_CACHE),
+    "policy": _NO_CACHE,
     "send_as": "whose rows travel between ranks; rows of an object in memory do not travel",
 }
+
+#: Kinds of devices that the error for a mistyped one may mean.
+_KINDS = ("cpu", "cuda", "xpu", "mps")
 
 #: What the pipeline uses of torch's module for a device.
 _STREAMS = ("Event", "Stream", "stream", "current_stream", "default_stream")
@@ -140,7 +145,8 @@ class Options(Values):
         try:
             found = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device must be {there}, got {self.device!r}") from error
+            kind = str(self.device).partition(":")[0]
+            raise ValueError(f"device must be {there}, got {self.device!r}{did_you_mean(kind, _KINDS)}") from error
         if found.type == "cpu":
             return found
         is_accelerator = accelerator is not None and found.type == accelerator.type and number > 0
@@ -180,7 +186,7 @@ class Options(Values):
     def check_for_object(self) -> None:
         """Raises ValueError if the data is an object in memory, and an option applies only to partitioned graphs."""
         for name, why in _OF_PARTS.items():
-            if is_given(getattr(self, name)):
+            if is_given(getattr(self, name)) and getattr(self, name) != OPTIONS[name].default:
                 raise ValueError(f"{named(name)} applies only to a partitioned graph, {why}; leave it out")
         if self.cooperate is not None:
             raise ValueError(

@@ -20,6 +20,7 @@ from salientpp.containers import mapped
 from salientpp.nn.layers import LINEAR_MESSAGES
 from salientpp.nn.merge_check import check_model
 from salientpp.nn.unchanged import HOOKS, change_of, is_plain
+from salientpp.suggestions import suggest_arguments
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, leave_to_python, mark, marked_in
 
 #: Reductions of the loader that an aggregation can continue.
@@ -70,6 +71,7 @@ class _Call:
     merged: bool = False
 
 
+@suggest_arguments
 def merge_partial(model: Model, *, check: bool = True) -> Model:
     """Lets a model train on batches with sums: its first layers add ``batch.partial`` to their aggregation.
 

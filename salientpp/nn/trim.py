@@ -32,6 +32,7 @@ from salientpp.nn.run import TrimmedRun
 from salientpp.nn.trace import TrimPlan
 from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks, has_other_modes
 from salientpp.sampling.hops import Hops, demand
+from salientpp.suggestions import suggest_arguments
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Norms = Literal["all rows", "needed rows"]
@@ -49,6 +50,7 @@ _SCRIPTABLE = "__prepare_scriptable__"
 _thread = threading.local()
 
 
+@suggest_arguments
 def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     """Makes a model compute only the rows that the seeds of a batch need. The training loop stays unchanged.
 
@@ -100,6 +102,7 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     return model
 
 
+@suggest_arguments
 def untrim(model: Model) -> Model:
     """Undoes :func:`trim`: the model computes all rows again. A model that was not trimmed stays as it is.
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from salientpp.partitioning.kaminpar import has_kaminpar
+from salientpp.suggestions import did_you_mean
 
 #: Methods that assign vertices to parts; instead of a method, an assignment may be given.
 METHODS = ("auto", "metis", "kaminpar", "random")
@@ -96,5 +97,5 @@ class PartitionOptions:
 def _check_name(option: str, given: Any, names: tuple[str, ...], more: str = "") -> None:
     if not isinstance(given, str) or given not in names:
         raise ValueError(
-            f"{option} must be {', '.join(map(repr, names[:-1]))}{',' if more else ' or'} {names[-1]!r}{more}, got {given!r}"
+            f"{option} must be {', '.join(map(repr, names[:-1]))}{',' if more else ' or'} {names[-1]!r}{more}, got {given!r}{did_you_mean(given, names)}"
         )

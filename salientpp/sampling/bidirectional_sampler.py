@@ -29,6 +29,7 @@ from salientpp.sampling.neighbor_sampler import NeighborSampler, key_of_draws
 from salientpp.sampling.pyg_samples import sample_of_edges
 from salientpp.sampling.stored import is_remote
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg
+from salientpp.suggestions import suggest_arguments
 from salientpp.vip.inclusion import check_fanouts
 
 
@@ -52,6 +53,7 @@ class BidirectionalNeighborSampler(BaseSampler):
         TypeError: ``data`` is of another type.
     """
 
+    @suggest_arguments
     def __init__(
         self,
         data: Data,

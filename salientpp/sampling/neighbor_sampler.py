@@ -33,6 +33,7 @@ from salientpp.sampling.pyg_samples import sample_of_edges
 from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.time_window import read_window
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
+from salientpp.suggestions import suggest_arguments
 from salientpp.vip.inclusion import check_fanouts
 
 #: 'batch': the vertices of a batch share random numbers. None: every vertex draws independently.
@@ -73,6 +74,7 @@ class NeighborSampler(BaseSampler):
         TypeError: ``data`` is of another type.
     """
 
+    @suggest_arguments
     def __init__(
         self,
         data: Data | HeteroData | Graph | TypedGraph | Topology,

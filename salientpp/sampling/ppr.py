@@ -34,6 +34,7 @@ from salientpp.sampling.part_topology import Drawing, Packets, PartTopology, dra
 from salientpp.sampling.topology import ByType, Mfg, Topology
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.tiers import NO_IDS
+from salientpp.suggestions import suggest_arguments
 
 #: Number of seeds whose walks are followed at once, where lists of other ranks are needed.
 SEEDS_AT_ONCE = 64
@@ -79,6 +80,7 @@ class PPRSampler(NeighborSampler):
         TypeError: ``data`` is of another type.
     """
 
+    @suggest_arguments
     def __init__(
         self,
         data: Data | Graph | PartitionedGraph | Topology,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.store.rows import RowSource, TensorRows, take_rows
+from salientpp.suggestions import did_you_mean
 
 #: In the order of the kernel's format numbers.
 FORMATS = ("fp16", "bf16", "int8", "int4")
@@ -186,6 +187,7 @@ def read_format(text: Any) -> tuple[str, int]:
             return found[1], block
     raise ValueError(
         f"a format must be one of {', '.join(map(repr, FORMATS))}, or one of the last two with an even block size as in 'int4/32', got {text!r}"
+        f"{did_you_mean(text, FORMATS)}"
     )
 
 

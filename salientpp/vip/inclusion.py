@@ -38,6 +38,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
+from salientpp.suggestions import suggest_arguments
 from salientpp.vip.list_sums import ListSums
 
 #: One set of seeds. Per vertex type: ``p_0`` float [N], or a function that :func:`uniform_start` or :func:`link_start` returned.
@@ -76,6 +77,7 @@ def check_batch_size(batch_size: int) -> int:
     return number
 
 
+@suggest_arguments
 def inclusion_probability(
     graph: Graph | ListSums,
     seeds: Tensor | Sequence[Tensor],

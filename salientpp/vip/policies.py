@@ -25,6 +25,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
+from salientpp.suggestions import did_you_mean
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
 from salientpp.vip.list_sums import ListSums
@@ -209,7 +210,7 @@ def check_policy(policy: Policy) -> None:
     """Raises ValueError if the policy is neither a function nor a name in ``POLICIES``."""
     if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
         raise ValueError(
-            f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload"
+            f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload{did_you_mean(policy, POLICIES)}"
         )
 
 
@@ -330,7 +331,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
     if not callable(policy) and policy not in TYPED_POLICIES:
         raise ValueError(
             f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} for several vertex types, weighted edges or seeds that are edges, "
-            f"got {policy!r}; or pass a function of a TypedWorkload"
+            f"got {policy!r}; or pass a function of a TypedWorkload{did_you_mean(policy, TYPED_POLICIES)}"
         )
     scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)
     if not isinstance(scores, Mapping) or not set(scores) <= set(sizes):

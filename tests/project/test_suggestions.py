@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,6 +60,26 @@ MISTYPED = {
     "a mask of a part": (lambda data, part, typed: part.train_maks, "train_mask"),
     "an argument of partition": (lambda data, part, typed: salientpp.partition(data, 2, "new", topolgy="parts"), "topology"),
     "seeds of partition": (lambda data, part, typed: salientpp.partition(data, 2, "new", seeds="trian"), "train"),
+    "a policy": (lambda data, part, typed: node(part, "train", policy="vipp"), "vip"),
+    "a policy for types": (lambda data, part, typed: node(typed, ("paper", "train"), policy="degre"), "degree"),
+    "a lookahead": (lambda data, part, typed: node(part, "train", lookahead="atuo"), "auto"),
+    "a device": (lambda data, part, typed: node(part, "train", device="cdua:0"), "cuda"),
+    "a format": (lambda data, part, typed: node(part, "train", send_as={"x": "int9"}), "int8"),
+    "a method": (lambda data, part, typed: salientpp.partition(data, 2, "new", method="metiss"), "metis"),
+    "an order": (lambda data, part, typed: salientpp.partition(data, 2, "new", order="orignal"), "original"),
+    "an argument of inference": (lambda data, part, typed: salientpp.inference(None, None, batch_sise=1), "batch_size"),
+    "an argument of distribute": (lambda data, part, typed: salientpp.distribute(None, part, layuot="halo"), "layout"),
+    "an argument of trim": (lambda data, part, typed: salientpp.nn.trim(None, nroms="all rows"), "norms"),
+    "an argument of merge_partial": (lambda data, part, typed: salientpp.nn.merge_partial(None, chek=True), "check"),
+    "an argument of init_process_group": (lambda data, part, typed: salientpp.init_process_group(timout=1), "timeout"),
+    "an argument of copy_to_disk": (lambda data, part, typed: salientpp.copy_to_disk(part.root, "to", prats=1), "parts"),
+    "an argument of a sampler": (lambda data, part, typed: salientpp.NeighborSampler(data, [2], repalce=True), "replace"),
+    "an argument of PPR": (lambda data, part, typed: salientpp.PPRSampler(data, 2, aplha=0.1), "alpha"),
+    "an argument of both ways": (
+        lambda data, part, typed: salientpp.BidirectionalNeighborSampler(data, [2], disjont=True), "disjoint",
+    ),
+    "a name of the package": (lambda data, part, typed: salientpp.NeighbourLoader, "NeighborLoader"),
+    "a name of nn": (lambda data, part, typed: salientpp.nn.trimm, "trim"),
     "an argument of load": (lambda data, part, typed: salientpp.load(part.root, verfy="full"), "verify"),
 }  # fmt: skip
 
@@ -66,7 +88,7 @@ MISTYPED = {
 def test_an_error_suggests_a_name(data, part, typed, monkeypatch, tmp_path, what):
     monkeypatch.chdir(tmp_path)
     mistake, meant = MISTYPED[what]
-    with pytest.raises((TypeError, ValueError, AttributeError), match=rf"\. Did you mean {meant}( or \w+)?\?$"):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=rf"\. Did you mean {meant}( or [\w-]+)?\?$"):
         mistake(data, part, typed)
     assert not list(tmp_path.iterdir())
 
@@ -81,6 +103,8 @@ def test_an_error_suggests_a_name(data, part, typed, monkeypatch, tmp_path, what
         ("analyze d --replicaton-factors=0,1", "--replication-factors"),
         ("plan d --machine-file m.json", "--machines"),
         ("analyze synthetic --parts 2 --seeds trian --predict-only", "train"),
+        ("analyze synthetic --parts 2 --split trian", "--seeds?"),
+        ("analyze synthetic --parts 2 --policies vpi", "vip"),
         ("analyze syntetic --parts 2", "synthetic"),
     ],
 )
@@ -106,7 +130,7 @@ def test_nothing_is_suggested_for_a_strange_word():
 #: Options of a job's ranks -> a value that asks for something.
 OF_PARTS = {
     "replication_factor": 0.1, "lookahead": 2, "ranks_per_host": 1, "device_rows_cache": 0.5, "send_as": {"x": "int8"},
-    "logical_ranks": 2, "logical_ranks_join": True, "memory": "1MB", "cooperate": "host",
+    "logical_ranks": 2, "logical_ranks_join": True, "memory": "1MB", "cooperate": "host", "policy": "degree",
 }  # fmt: skip
 
 
@@ -117,6 +141,14 @@ def test_options_of_parts_are_refused_on_a_data(data, name):
     with pytest.raises(ValueError, match=f"^{re.escape(OPTIONS[name].named(name))}.*; leave it out"):
         node(data, **{lead: given})
     NeighborLoader(data, [2, 2], **{lead: OPTIONS[lead].default})
+
+
+def test_a_module_says_once_what_was_meant():
+    script = "import salientpp, sys; getattr(salientpp.nn if sys.argv[1] == 'nn' else salientpp, sys.argv[2])"
+    for words, meant in ((("nn", "trimm"), "trim"), (("top", "NeighbourLoader"), "NeighborLoader")):
+        said = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True).stderr
+        assert said.count("Did you mean") == 1 and f"Did you mean {meant}" in said, said
+    assert not hasattr(salientpp.nn, "__wrapped__") and not hasattr(salientpp.nn, "_trim")
 
 
 def mistyped_on_one_rank(rank, root):

@@ -212,6 +212,8 @@ def _has_x(d: Draft) -> bool:
 
 
 def policy(d: Draft) -> str | None:
+    if not d.graph.is_directory:
+        return None
     known = ["'vip'", "'vip-hop'"]
     if not d.has("lookahead"):
         known += ["'degree'", "'halo'", "'wpr'", "'paths'", "'simulation'", "'random'", "low_ids"]

@@ -326,8 +326,10 @@ def test_data_with_several_types_is_refused():
         ),
     ],
 )
-def test_options_that_plan_by_hops_are_refused(options, text):
-    data = random_data(100, 600)
+def test_options_that_plan_by_hops_are_refused(options, text, tmp_path):
+    data: Any = random_data(100, 600)
+    if "policy" in options:  # which a Data has no use for
+        data = salientpp.partition(data, 1, tmp_path / "d", [2], 4, method="random")
     with pytest.raises(ValueError) as caught:
         NeighborLoader(data, [], neighbor_sampler=PPRSampler(data, 3), **options)
     assert text in str(caught.value)

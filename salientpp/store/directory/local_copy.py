@@ -28,11 +28,13 @@ from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.journal import MANIFEST
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
 from salientpp.store.directory.owned import hidden_name, others_in, remove_files
+from salientpp.suggestions import suggest_arguments
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
 
 
+@suggest_arguments
 def copy_to_disk(
     root: str | Path,
     to: str | Path,

@@ -26,10 +26,12 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.step_writer import StepWriter
 from salientpp.store.directory.type_files import divided
 from salientpp.store.directory.unfinished import begin, check_root_is_free, complete, folder_beside
+from salientpp.suggestions import suggest_arguments
 
 _PIECE_BYTES = 64 * 2**20
 
 
+@suggest_arguments
 def rewrite_topology(
     root: str | Path,
     to: str | Path,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from salientpp.arguments import as_integer
+from salientpp.suggestions import did_you_mean
 from salientpp.ways.lookahead.forecast import ListSizes
 
 #: Number of batches known ahead. 'auto': the number with which the given memory saves the most rows.
@@ -25,7 +26,7 @@ def check_lookahead(lookahead: Any) -> Window:
     number = as_integer(lookahead)
     if number is None or isinstance(lookahead, bool) or not 0 <= number <= MOST_AHEAD:
         raise ValueError(
-            f"lookahead must be an integer in [0, {MOST_AHEAD}] (batches known ahead) or 'auto', got {lookahead!r}"
+            f"lookahead must be an integer in [0, {MOST_AHEAD}] (batches known ahead) or 'auto', got {lookahead!r}{did_you_mean(lookahead, ['auto'])}"
         )
     return number
 
