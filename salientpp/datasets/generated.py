@@ -28,8 +28,8 @@ MAX_ROUNDS = 50
 def synthetic(
     *,
     num_vertices: int = 100_000,
-    average_degree: float = 20.0,
-    num_classes: int = 12,
+    average_degree: float | None = None,
+    num_classes: int | None = None,
     num_features: int = 64,
     community_size: int = 1000,
     homophily: float = 0.8,
@@ -55,8 +55,8 @@ def synthetic(
 
     Args:
         num_vertices: N. With 2_400_000, average_degree=44 and num_features=100, the graph is about as large as ogbn-products.
-        average_degree: directed edges per vertex, that is E / N with both directions counted.
-        num_classes: number of classes; each has at least one community.
+        average_degree: directed edges per vertex, that is E / N with both directions counted. None: 20, but at most half of the other vertices.
+        num_classes: number of classes; each has at least one community. None: 12, but at most one for each vertex.
         num_features: F.
         community_size: average number of vertices in a community (sizes vary, log-normally).
         homophily: share of edges drawn within a class. The other edges go anywhere, by chance also within the class.
@@ -75,7 +75,12 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for its distinct edges, or this machine has too little memory.
     """
-    check_parameters(**locals())
+    few = min(num_vertices, 1000) if is_whole(num_vertices) and num_vertices >= 2 else 1000  # checked below
+    if average_degree is None:
+        average_degree = min(20.0, max(1.0, (few - 1) / 2))
+    if num_classes is None:
+        num_classes = min(12, few)
+    check_parameters(**{name: value for name, value in locals().items() if name != "few"})
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     num_vertices = int(num_vertices)
@@ -120,12 +125,16 @@ _INTEGERS = {
 _SHARES = ("homophily", "locality", "label_noise", "labelled_fraction", *(f"{split}_fraction" for split in SPLITS))
 
 
+def is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def check_kinds(parameters: Mapping[str, Any]) -> None:
     """Raises ValueError unless each parameter of a generated graph is an integer, a share or another number, as its name requires."""
     for name, value in parameters.items():
         if name in _INTEGERS:
             least, most = _INTEGERS[name]
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            if not is_whole(value) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
             if value > most:
                 raise ValueError(f"{name} must be at most {most}, got {value}")
@@ -149,10 +158,7 @@ def check_parameters(**given: Any) -> None:
     if total > 1 + 1e-9:
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
     if num_classes > num_vertices:
-        raise ValueError(
-            f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}; a graph of so few vertices needs a smaller num_classes= and "
-            "average_degree= than the defaults"
-        )
+        raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
     if not 2 < exponent < math.inf:
         raise ValueError(f"exponent must be > 2{' and finite' if exponent == math.inf else ''}, got {exponent}")
     if not 0 < average_degree <= num_vertices - 1:

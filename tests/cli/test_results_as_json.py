@@ -102,7 +102,7 @@ def test_info_describes_a_converted_graph(capsys, folder):
         ("convert edges:names.csv graph", "Keys that are text need numbers, such as those of pandas.factorize"),
         ("convert edges:edges.csv,source=a,target=b graph", "edges.csv, line 1 must have one column 'a', got source, target"),
         ("convert edges:e2.csv graph", "line 1 looks like a header (a, b); write edges:e2.csv,source=a,target=b if the edges"),
-        ("partition synthetic:num_vertices=10 d --parts 20", "needs a smaller num_classes= and average_degree= than the defaults"),
+        ("partition synthetic:num_vertices=10 d --parts 20", "num_parts must be at most the number of vertices, 10, got 20"),
     ],
 )  # fmt: skip
 def test_an_error_says_what_to_do(capsys, folder, words, text):

@@ -1059,6 +1059,15 @@ def test_an_odd_parameter_gives_a_graph_or_an_error_that_names_it(key):
     assert refused >= 5
 
 
+@pytest.mark.parametrize("num_vertices", [2, 3, 10, 12, 20, 21, 40, 41, 100])
+def test_the_defaults_fit_small_graphs(num_vertices):
+    for seed in range(5):
+        data = synthetic(num_vertices=num_vertices, seed=seed)
+        assert_looks_as_promised(data)
+        assert int(data.y.max()) < min(12, num_vertices)
+        assert abs(data.num_edges / num_vertices - min(20, max(1, (num_vertices - 1) / 2))) < 1
+
+
 def test_a_graph_larger_than_memory_is_refused_before_it_is_generated():
     with pytest.raises(
         ValueError, match=r"need at least [\d,]+ GB of memory, and this machine has \d+ GB; ask for a smaller graph"
