@@ -26,8 +26,11 @@ Line = tuple[str, Any]
 _MOST_HOSTS = 16
 
 
-def shown(analysis: Analysis, details: bool = False) -> list[RenderableType]:
-    """Returns what is printed of an analysis: a verdict, the policies, and what the user asked to be counted; with ``details`` everything."""
+def shown(analysis: Analysis, details: bool = False, hint: str = "") -> list[RenderableType]:
+    """Returns what is printed of an analysis: a verdict, the policies, and what the user asked to be counted; with ``details`` everything.
+
+    ``hint`` says how to get the details. It is printed where they are left out.
+    """
     lines: list[RenderableType] = [*verdict(analysis)]
     for numbers in analysis.num_neighbors:
         tables = [cache_table(analysis, numbers, details)]
@@ -39,8 +42,8 @@ def shown(analysis: Analysis, details: bool = False) -> list[RenderableType]:
         lines += [table for table in tables if table.row_count]
     if len(analysis.num_neighbors) > 1:
         lines.append(mean_table(analysis))
-    if not details:
-        lines.append("--details also shows forecasts, lookahead and the memory of devices.")
+    if hint and not details:
+        lines.append(hint)
     return [*lines, *remarks(analysis, details)]
 
 

@@ -46,6 +46,9 @@ HELP = "count the rows that batches fetch, and what a cache would save"
 EXAMPLE = "salientpp analyze synthetic:num_vertices=20000 --parts 4"
 
 
+#: Line below the tables of a command without --details.
+_HINT = "--details also shows forecasts, lookahead and the memory of devices."
+
 #: Help of each argument.
 TEXTS = {
     "dataset": f"a dataset directory, or {DATASETS}. The command needs the memory of the whole topology, also if the directory stores it in parts",
@@ -199,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
         terminal.finish(
-            _files(arguments), contents, arguments.written, lambda: report.shown(analysis, arguments.details)
+            _files(arguments), contents, arguments.written, lambda: report.shown(analysis, arguments.details, _HINT)
         )
         return 0
 

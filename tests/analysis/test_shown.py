@@ -34,6 +34,7 @@ def test_an_analysis_shows_the_commands_tables(part, monkeypatch, columns):
     found = analyze(part, Batches([3, 2], 4, epochs=1), Ways(["vip", "degree"], [0, 0.5]))
     assert repr(found) == str(found) == printed(report.shown(found))
     assert max(map(len, repr(found).splitlines())) <= int(columns)
+    assert "--" not in repr(found) + found._repr_html_()  # words of the command line
     assert "<th>α=0.5</th>" in found._repr_html_() and "<td>degree</td>" in found._repr_html_()
 
 

@@ -104,7 +104,8 @@ def test_details_are_shown_when_asked_for():
         [table.title for table in shown(analysis, details) if not isinstance(table, str)] for details in (False, True)
     ]
     assert [len(each) for each in names] == [1, 3] and names[0] == names[1][:1]
-    assert "--details also shows" in shown(analysis)[-2]
+    assert shown(analysis, hint="More: --all")[-2] == "More: --all"
+    assert "More" not in str([*shown(analysis), *shown(analysis, True, "More: --all")])
 
 
 def test_seeds_without_neighbours_are_reported():
