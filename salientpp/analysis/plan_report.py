@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from salientpp.analysis.plan_result import Planned, Prediction
+from salientpp.analysis.plan_result import ALIKE, Planned, Prediction
 from salientpp.analysis.report import check_matplotlib
 from salientpp.analysis.tables import simple_table
 from salientpp.display import format_bytes
@@ -43,7 +43,12 @@ def shown(planned: Planned) -> list[RenderableType]:
         if (each.hosts, each.budget, each.device_budget) == (best.hosts, best.budget, best.device_budget)
     ]
     lines.append(_table_of_ways(sorted(others, key=attrgetter("seconds")), best))
-    lines.append(f"Fastest: {_words(best, planned)}")
+    lines.append(f"Recommended: {_words(best, planned)}")
+    if (shortest := min(each.seconds for each in planned.chosen)) < best.seconds:
+        lines.append(
+            f"The shortest epoch takes {_short(shortest)} s. Of all within {ALIKE * 100:g} % of it, the recommended one needs the fewest hosts, then the least "
+            "memory."
+        )
     if planned.cheapest is not None:
         is_same = planned.cheapest is best
         lines.append("Cheapest: the same." if is_same else f"Cheapest: {_words(planned.cheapest, planned)}")
@@ -72,6 +77,7 @@ def _table_of_hosts(planned: Planned) -> Table:
         columns,
         planned.chosen,
         planned.fastest,
+        [name for name, _ in columns].index("best ways"),
     )
 
 
@@ -93,8 +99,10 @@ def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
     )
 
 
-def _table(title: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Prediction], best: Prediction) -> Table:
-    table = simple_table(title, [heading for heading, _ in columns], ("best ways", "ways"))
+def _table(
+    title: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Prediction], best: Prediction, num_keys: int = 1
+) -> Table:
+    table = simple_table(title, [heading for heading, _ in columns], ("best ways", "ways"), num_keys)
     for each in lines:
         table.add_row(*(cell(each) for _, cell in columns), style="bold" if each is best else "")
     return table
@@ -178,7 +186,7 @@ def plot(planned: Planned, kind: str) -> bytes:
     axes.set_xticks(places, labels, rotation=45, ha="right")
     best = chosen.index(planned.fastest)
     axes.annotate(
-        "fastest", (places[best], bottom[best]), (0, 4), textcoords="offset points", ha="center", fontsize="small"
+        "recommended", (places[best], bottom[best]), (0, 4), textcoords="offset points", ha="center", fontsize="small"
     )
     axes.set(xlabel="hosts × memory for copies per host", ylabel="seconds of an epoch")
     axes.legend(fontsize="small")

@@ -13,19 +13,24 @@ from rich.table import Table
 
 
 class FittedTable(Table):
-    """Table that begins a new block of columns, below the others, where the terminal ends. Each block repeats the first column.
+    """Table that begins a new block of columns, below the others, where the terminal ends. Each block repeats the columns that name a line.
 
     Columns with ``justify="right"`` hold numbers, which are neither wrapped nor cut. Other columns wrap.
+
+    Attributes:
+        num_keys: number of columns that name a line, the first of the table.
     """
 
+    num_keys = 1
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, last, width = 1, len(self.columns), options.max_width
+        first, last, width = self.num_keys, len(self.columns), options.max_width
         while True:
             stop = last
             while stop > first + 1 and _width(self._block(first, stop, width), console, options) > width:
                 stop -= 1
             block = self._block(first, stop, width)
-            if first == 1:
+            if first == self.num_keys:
                 block.title = self.title
             yield block
             if stop >= last:
@@ -33,11 +38,11 @@ class FittedTable(Table):
             first = stop
 
     def _block(self, first: int, stop: int, max_width: int) -> Table:
-        """Returns a table of the first column and of columns ``first`` to ``stop - 1``. The first column does not wrap within half of the terminal."""
+        """Returns a table of the keys and of columns ``first`` to ``stop - 1``. The first column does not wrap within half of the terminal."""
         look: dict[str, Any] = {
             name: getattr(self, name) for name in ("box", "padding", "title_justify", "title_style")
         }
-        block, columns = Table(**look), [self.columns[0], *self.columns[first:stop]]
+        block, columns = Table(**look), [*self.columns[: self.num_keys], *self.columns[first:stop]]
         for number, column in enumerate(columns):
             is_number = column.justify == "right"
             width = max(cell_len(str(text)) for text in (column.header, *column.cells))
@@ -60,9 +65,10 @@ def _width(table: Table, console: Console, options: ConsoleOptions) -> int:
     return Measurement.get(console, options.update(max_width=10_000), table).minimum
 
 
-def simple_table(title: str, headings: Sequence[str], texts: Sequence[str]) -> FittedTable:
+def simple_table(title: str, headings: Sequence[str], texts: Sequence[str], num_keys: int = 1) -> FittedTable:
     """Returns an empty table without vertical lines. The columns that ``texts`` names hold text, the others numbers."""
     table = FittedTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.num_keys = num_keys
     for heading in headings:
         table.add_column(heading, justify="left" if heading in texts else "right")
     return table

@@ -229,6 +229,20 @@ def test_of_equal_epochs_the_fewest_hosts_and_the_least_memory_are_recommended(d
     assert planned.fastest.budget == 1_000
 
 
+def test_a_recommendation_says_why_it_is_not_the_shortest_epoch(directory):
+    planned = plan(directory, Machines(FAST, cores=1000, step=Step(0.1)), Question([4], memory=[1_000, 50_000]))
+    few, many = planned.chosen
+    for seconds, says in ((few.seconds * 0.98, True), (few.seconds, False)):
+        better = dataclasses.replace(many, seconds=seconds)
+        other = dataclasses.replace(planned, predictions=(few, better))
+        said = repr(other)
+        assert other.fastest is few and f"Recommended: 4 hosts, {few.ways}. An epoch takes {few.seconds:.3g} s" in said
+        reason = (
+            f"The shortest epoch takes {seconds:.3g} s. Of all within 3 % of it, the recommended one needs the fewest"
+        )
+        assert (reason in " ".join(said.split())) == says
+
+
 def test_device_memory_saves_copies(directory):
     machines = Machines(FAST, to_device=1e6)
     planned = plan(directory, machines, Question([4], memory=[0], device_memory=[0, 20_000, 10**9]))

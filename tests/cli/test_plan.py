@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,30 @@ def test_tables_fit_a_terminal(capsys, monkeypatch, directory, constants):
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out  # no cell is cut
     words = " ".join(out.split())
-    assert "cost: a run of 50 epochs" in words and "Fastest: " in words and "Cheapest: " in words
+    assert "cost: a run of 50 epochs" in words and "Recommended: " in words and "Cheapest: " in words
     assert 'Options of the loader: memory="' in words and "Memory of a host: own rows " in words
     assert "Note: " not in words
+
+
+def test_each_block_of_a_narrow_table_says_which_lines_it_has(capsys, monkeypatch, directory, constants):
+    monkeypatch.setenv("COLUMNS", "40")
+    options = "--hosts", "2,4", "--memory", "0B,123456B", "--price", "12345.678"
+    out = run(capsys, "plan", directory, "--machines", constants, *options)[1]
+    blocks = re.split(r"\n(?= ?hosts )", out)[1:]
+    assert len(blocks) >= 2 and "cost" in blocks[-1].splitlines()[0]
+    for block in blocks:
+        rows = re.findall(r"(?m)^ *(\d) +(0B|123456B) ", block)
+        assert rows == [("2", "0B"), ("2", "123456B"), ("4", "0B"), ("4", "123456B")], block
+
+
+def test_a_recommendation_agrees_with_its_table(capsys, directory, constants):
+    out = run(capsys, "plan", directory, "--machines", constants, "--hosts", 4, "--memory", "0B,1GB,2GB")[1]
+    said = " ".join(out.split())
+    recommended = re.search(r"Recommended: 4 hosts, .*? An epoch takes ([\d.]+) s", said)
+    shortest = re.search(r"The shortest epoch takes ([\d.]+) s. Of all within 3 % of it", said)
+    seconds = [float(text) for text in re.findall(r"(?m)^ *4 +\d+G?B .*?(0\.\d+)", out)]
+    assert recommended and float(recommended[1]) in seconds
+    assert min(seconds) == float(shortest[1] if shortest else recommended[1])
 
 
 def test_the_json_has_every_prediction_and_the_plot_is_a_picture(capsys, tmp_path, directory, constants):

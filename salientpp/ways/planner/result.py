@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from salientpp.display import html, text
+from salientpp.display import format_bytes, html, text
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Machines
@@ -80,7 +80,7 @@ class MemoryPlan:
         """Text that says that given options need more memory than the budget, or an empty text."""
         if not self.memory or self.chosen.copies <= self.memory:
             return ""
-        needed, budget = amount(self.chosen.copies), amount(self.memory)
+        needed, budget = format_bytes(self.chosen.copies), format_bytes(self.memory)
         return f"the options that were given need {needed} per host for copies, more than the budget of {budget}"
 
     def _table(self) -> Any:
@@ -98,7 +98,7 @@ class MemoryPlan:
             parts = (each if each > 1e-6 else 0 for each in (cost.training, cost.loading, cost.waiting))
             seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
             mark = ">" if line is self.chosen else ""
-            table.add_row(mark, line.choice.words, *seconds, _megabytes(cost.bytes_in), amount(line.copies))
+            table.add_row(mark, line.choice.words, *seconds, _megabytes(cost.bytes_in), format_bytes(line.copies))
         return table
 
     @property
@@ -112,33 +112,31 @@ class MemoryPlan:
         if hidden > 0:
             yield f"{hidden} slower combinations are not shown."
         yield f"chosen: {chosen.choice.words}, because {self.reason}."
-        of_host = [f"{amount(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory]
-        yield f"copies per host: {' + '.join(of_host) or 'none'}, of {amount(self.memory)}."
+        of_host = [
+            f"{format_bytes(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory
+        ]
+        yield f"copies per host: {' + '.join(of_host) or 'none'}, of {format_bytes(self.memory)}."
         if self.device_memory or "device" in chosen.memory:
-            yield f"copies on the device: {amount(chosen.memory.get('device', 0))} of {amount(self.device_memory)}."
+            yield f"copies on the device: {format_bytes(chosen.memory.get('device', 0))} of {format_bytes(self.device_memory)}."
         if self.exceeds:
             yield f"note: {self.exceeds}."
         if self.held:
-            others = [f"{amount(self.held.get(name, 0))} {words}" for name, words in OTHERS.items()]
+            others = [f"{format_bytes(self.held.get(name, 0))} {words}" for name, words in OTHERS.items()]
             yield f"besides the budget, this rank holds {', '.join(others)}."
         for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
             if saved is not None:
                 seconds = f"{saved:.3g} s" if saved >= 1e-3 else "no time"
                 yield f"one more GiB of {where} would save {seconds} of an epoch."
         link, cores = self.machines.between, self.machines.cores
-        yield f"constants: {link.bytes_per_second / 1e6:,.4g} MB/s between hosts, {cores:.2g} cores for a rank."
+        yield f"constants: {link.bytes_per_second / 1e6:,.4g} MB/s between hosts, {_cores(cores)} for a rank."
         if self.machines.step is None:
             yield "note: no training step was measured, so this plan is for loading alone (salientpp calibrate --step)."
 
 
-def amount(num_bytes: float) -> str:
-    """Returns bytes as text, with a unit such as MiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB" if num_bytes < 1000 else f"{num_bytes:,.0f} GiB"
-
-
 def _megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
+
+
+def _cores(number: float) -> str:
+    text = f"{number:.2g}"
+    return f"{text} core{'' if text == '1' else 's'}"

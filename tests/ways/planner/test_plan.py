@@ -14,7 +14,7 @@ from salientpp.ways.planner.choices import Budget, Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.plan import best_of, slowest
-from salientpp.ways.planner.result import Line, MemoryPlan, amount
+from salientpp.ways.planner.result import Line, MemoryPlan
 from salientpp.ways.planner.trials import Batch
 from salientpp.ways.sums.way import SumsOfRows
 
@@ -113,7 +113,7 @@ def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
 def test_a_table_names_what_the_budget_does_not_contain():
     text = table(held={"host": 2**21, "graph": 3 * 2**10, "batches": 7}, device_saves=0.25)
     assert (
-        "besides the budget, this rank holds 2 MiB own rows, 3 KiB topology, 7 B batches in flight, 0 B rows that travel."
+        "besides the budget, this rank holds 2.1 MB own rows, 3.07 kB topology, 7 B batches in flight, 0 B rows that travel."
         in text
     )
     assert "one more GiB of device memory would save 0.25 s" in text
@@ -121,11 +121,10 @@ def test_a_table_names_what_the_budget_does_not_contain():
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1010, "1010 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (2**41, "2,048 GiB")],
+    ("cores", "text"), [(1, "1 core for a rank"), (0.5, "0.5 cores for a rank"), (2, "2 cores for a rank")]
 )
-def test_amounts_are_shown_with_units(num_bytes, text):
-    assert amount(num_bytes) == text
+def test_one_core_is_no_plural(cores, text):
+    assert f" {text}." in table(machines=Machines(Link(1e9), cores=cores))
 
 
 def test_results_of_once_are_kept_until_the_outermost_block_ends():
