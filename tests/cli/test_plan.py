@@ -51,7 +51,7 @@ def test_each_block_of_a_narrow_table_says_which_lines_it_has(capsys, monkeypatc
     monkeypatch.setenv("COLUMNS", "40")
     options = "--hosts", "2,4", "--memory", "0B,123456B", "--price", "12345.678"
     out = run(capsys, "plan", directory, "--machines", constants, *options)[1]
-    blocks = re.split(r"\n(?= ?hosts )", out)[1:]
+    blocks = re.split(r"\n(?= ?hosts +copies)", out)[1:]
     assert len(blocks) >= 2 and "cost" in blocks[-1].splitlines()[0]
     for block in blocks:
         rows = re.findall(r"(?m)^ *(\d) +(0B|123456B) ", block)
