@@ -12,7 +12,9 @@ import pytest
 from distributed import HANG
 from forked_python import python
 
+import salientpp
 from salientpp.cli.progress import rate_of
+from salientpp.datasets import synthetic
 
 
 def on_a_terminal(*words: str, folder) -> str:
@@ -50,10 +52,25 @@ def on_a_terminal(*words: str, folder) -> str:
             ["partition", "synthetic:num_vertices=3000", "d", "--parts", "2"],
             [r"\d\.\d s  assigning 3000 vertices to 2 parts by metis, refined \(METIS shows no progress\)"],
         ),
+        (
+            ["demo", "--vertices", "2000"],
+            [
+                "generating a graph",
+                "assigning 2000 vertices",
+                r"rank 0 of 2, epoch 2",
+                "training on 2 ranks without and",
+            ],
+        ),
+        (
+            ["calibrate", "parts", "--between", "10GbE", "--seconds", "1"],
+            [r"measuring for about 1 s .* 0:00:\d\d so far"],
+        ),
     ],
     ids=lambda words: words[0],
 )
 def test_a_terminal_shows_every_step(tmp_path, words, steps):
+    if words[0] == "calibrate":
+        salientpp.partition(synthetic(num_vertices=2000), 2, tmp_path / "parts", method="random")
     shown = on_a_terminal(*words, folder=tmp_path)
     for step in [*steps, r"\d:\d\d:\d\d so far"]:
         assert re.search(step, shown), shown[-3000:]
