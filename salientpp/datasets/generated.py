@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -75,12 +75,8 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for its distinct edges, or this machine has too little memory.
     """
-    few = min(num_vertices, 1000) if is_whole(num_vertices) and num_vertices >= 2 else 1000  # checked below
-    if average_degree is None:
-        average_degree = min(20.0, max(1.0, (few - 1) / 2))
-    if num_classes is None:
-        num_classes = min(12, few)
-    check_parameters(**{name: value for name, value in locals().items() if name != "few"})
+    average_degree, num_classes = _fitting(num_vertices, average_degree, num_classes)
+    check_parameters(**locals())
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     num_vertices = int(num_vertices)
@@ -103,13 +99,25 @@ def synthetic(
     y = np.where(label_rng.random(num_vertices) < label_noise, random_labels, classes)
     arrays = {"x": x, "edge_index": edge_index, "y": y}
     order = split_rng.permutation(num_vertices)
-    # Cumulative sums are rounded, so fractions that add up to one use every vertex.
-    fractions = (train_fraction, val_fraction, test_fraction)
-    bounds = [0, *(round(num_vertices * share) for share in accumulate(fractions))]
-    for split, start, end in zip(SPLITS, bounds, bounds[1:]):
-        mask = arrays[f"{split}_mask"] = np.zeros(num_vertices, dtype=bool)
-        mask[order[start:end]] = True
+    arrays |= _masks(order, (train_fraction, val_fraction, test_fraction))
     return Data(num_nodes=num_vertices, **{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def _masks(order: np.ndarray, fractions: Sequence[float]) -> dict[str, np.ndarray]:
+    """Returns the masks of the splits, which divide the vertices in this order."""
+    # Cumulative sums are rounded, so fractions that add up to one use every vertex.
+    bounds = [0, *(round(len(order) * share) for share in accumulate(fractions))]
+    masks = {f"{split}_mask": np.zeros(len(order), dtype=bool) for split in SPLITS}
+    for mask, start, end in zip(masks.values(), bounds, bounds[1:]):
+        mask[order[start:end]] = True
+    return masks
+
+
+def _fitting(num_vertices: Any, average_degree: float | None, num_classes: int | None) -> tuple[float, int]:
+    """Returns the average degree and the number of classes, each with a default that fits the number of vertices, which is not checked yet."""
+    few = min(num_vertices, 1000) if is_whole(num_vertices) and num_vertices >= 2 else 1000
+    degree = min(20.0, max(1.0, (few - 1) / 2)) if average_degree is None else average_degree
+    return degree, min(12, few) if num_classes is None else num_classes
 
 
 #: Smallest and largest values of integer parameters.
