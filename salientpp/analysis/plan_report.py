@@ -35,7 +35,7 @@ def shown(planned: Planned) -> list[RenderableType]:
         f"{sum(planned.num_vertices.values()):,} vertices, {planned.num_edges:,} edges, {widths}; num_neighbors {list(planned.num_neighbors)}, "
         f"batch size {planned.batch_size:,}, seeds {planned.seeds}"
     ]
-    best = planned.fastest
+    best = planned.recommended
     lines.append(_table_of_hosts(planned))
     others = [
         each
@@ -76,7 +76,7 @@ def _table_of_hosts(planned: Planned) -> Table:
         + ("" if planned.cheapest is None else f". cost: {_epochs(planned)}"),
         columns,
         planned.chosen,
-        planned.fastest,
+        planned.recommended,
         [name for name, _ in columns].index("best ways"),
     )
 
@@ -184,7 +184,7 @@ def plot(planned: Planned, kind: str) -> bytes:
     if any(each.device_budget for each in chosen):
         labels = [f"{label}, {words_of_bytes(each.device_budget)}" for label, each in zip(labels, chosen)]
     axes.set_xticks(places, labels, rotation=45, ha="right")
-    best = chosen.index(planned.fastest)
+    best = chosen.index(planned.recommended)
     axes.annotate(
         "recommended", (places[best], bottom[best]), (0, 4), textcoords="offset points", ha="center", fontsize="small"
     )

@@ -68,7 +68,7 @@ class Planned:
         return [each for each in self.predictions if each.chosen]
 
     @property
-    def fastest(self) -> Prediction:
+    def recommended(self) -> Prediction:
         """The least hosts, and then the least memory, with which an epoch takes at most 3 % longer than the shortest one."""
         limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
@@ -89,7 +89,7 @@ class Planned:
         """Returns JSON values; ``schema`` is the version of their format."""
         cheapest = self.cheapest
         found = {
-            "fastest": self.predictions.index(self.fastest),
+            "recommended": self.predictions.index(self.recommended),
             "cheapest": None if cheapest is None else self.predictions.index(cheapest),
         }
         return {"schema": 1, **asdict(self), **found}

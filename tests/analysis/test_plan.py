@@ -54,7 +54,7 @@ def test_an_epoch_is_training_divided_by_hosts_if_training_dominates():
         steps = each.steps
         assert abs(steps - 64 / each.hosts) <= 1
         assert each.training == pytest.approx(0.1 * steps) and each.seconds == pytest.approx(0.1 * steps, rel=1e-3)
-    assert planned.fastest.hosts == 4
+    assert planned.recommended.hosts == 4
 
 
 def test_the_parts_of_an_epoch_add_up(directory):
@@ -226,7 +226,7 @@ def test_of_equal_epochs_the_fewest_hosts_and_the_least_memory_are_recommended(d
     # Loading costs nothing and a step takes no time for a delay: all budgets take the same time.
     machines = Machines(FAST, cores=1000, step=Step(0.1))
     planned = plan(directory, machines, Question([4], memory=[50_000, 1_000, 100_000]))
-    assert planned.fastest.budget == 1_000
+    assert planned.recommended.budget == 1_000
 
 
 def test_a_recommendation_says_why_it_is_not_the_shortest_epoch(directory):
@@ -236,7 +236,9 @@ def test_a_recommendation_says_why_it_is_not_the_shortest_epoch(directory):
         better = dataclasses.replace(many, seconds=seconds)
         other = dataclasses.replace(planned, predictions=(few, better))
         said = repr(other)
-        assert other.fastest is few and f"Recommended: 4 hosts, {few.ways}. An epoch takes {few.seconds:.3g} s" in said
+        assert (
+            other.recommended is few and f"Recommended: 4 hosts, {few.ways}. An epoch takes {few.seconds:.3g} s" in said
+        )
         reason = (
             f"The shortest epoch takes {seconds:.3g} s. Of all within 3 % of it, the recommended one needs the fewest"
         )
@@ -267,7 +269,7 @@ def test_json_names_the_recommended_predictions(directory):
     planned = plan(directory, Machines(SLOW, price=1.0), Question([2, 4], memory=[0, 50_000]))
     values = json.loads(json.dumps(planned.to_dict()))
     assert values["schema"] == 1
-    assert values["predictions"][values["fastest"]]["seconds"] == planned.fastest.seconds
+    assert values["predictions"][values["recommended"]]["seconds"] == planned.recommended.seconds
     assert values["predictions"][values["cheapest"]]["cost"] == planned.cheapest.cost
     assert Machines.of(values["machines"], "the plan").between == SLOW
 

@@ -49,7 +49,7 @@ def test_analysis_page_lists_every_field(section, kind):
     table = re.split(r"^##", text, flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    added = {Analysis: ["schema"], Planned: ["schema", "fastest", "cheapest"]}.get(kind, [])
+    added = {Analysis: ["schema"], Planned: ["schema", "recommended", "cheapest"]}.get(kind, [])
     assert sorted(listed) == sorted([field.name for field in fields(kind)] + added)
 
 

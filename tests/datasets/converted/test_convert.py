@@ -746,7 +746,8 @@ def test_other_commands_take_the_graph_that_convert_wrote(tmp_path, capsys, monk
     )
     capsys.readouterr()
     assert cli.main(["partition", str(root), str(tmp_path / "q"), "--parts", "2"]) == 2
-    assert f'Did you mean "converted:{root}"?' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is a converted graph" in said and f"salientpp partition converted:{root} {tmp_path / 'q'} --parts 2" in said
     assert cli.main(["convert", f"npz:{file}", str(root)]) == 2
     assert "exists; pass --overwrite" in capsys.readouterr().err
     assert cli.main(["convert", f"npz:{file}", str(root), "--overwrite"]) == 0
