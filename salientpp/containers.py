@@ -1,12 +1,14 @@
-"""Visits the values in containers: lists, tuples, sets, mappings, slices and instances of dataclasses, nested in any way.
+"""Visits the values in containers, nested in any way.
 
-Objects of PyG, such as a batch, are not containers here.
+Plain containers are lists, tuples, dictionaries and slices. With ``objects``, sets, other mappings and instances of dataclasses are containers too. Objects of
+PyG, such as a batch, are never containers.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
@@ -14,67 +16,80 @@ from torch import Tensor
 
 Kind = TypeVar("Kind")
 
-#: Types of the most frequent values that are no containers, which are recognised faster than others.
-_SIMPLE = frozenset([Tensor, int, float, bool, str, type(None)])
 
-
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any, objects: bool = False) -> Iterator[Any]:
     """Yields every value inside a container, or ``value`` itself if it is none."""
-    if type(value) in _SIMPLE or isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         for each in value:
-            yield from leaves(each)
-    elif isinstance(value, Mapping):
+            yield from leaves(each, objects)
+    elif isinstance(value, dict):
         for each in value.values():
-            yield from leaves(each)
+            yield from leaves(each, objects)
     elif isinstance(value, slice):
         yield from (value.start, value.stop, value.step)
-    elif _is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name))
+    elif objects and not isinstance(value, Tensor):
+        yield from _leaves_of_object(value)
     else:
         yield value
 
 
-def found(value: Any, kind: type[Kind]) -> Iterator[Kind]:
+def _leaves_of_object(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from leaves([*value.values()], True)
+    elif isinstance(value, (set, frozenset)):
+        yield from leaves([*value], True)
+    elif _is_dataclass(value):
+        yield from leaves([getattr(value, name) for name in _fields(value)], True)
+    else:
+        yield value
+
+
+def found(value: Any, kind: type[Kind], objects: bool = False) -> Iterator[Kind]:
     """Yields the :func:`leaves` of a type."""
-    return (each for each in leaves(value) if isinstance(each, kind))
+    return (each for each in leaves(value, objects) if isinstance(each, kind))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in plain containers."""
     return found(value, Tensor)
 
 
-def mapped(value: Any, function: Callable[[Any], Any], as_tuples: tuple[type, ...] = ()) -> Any:
-    """Returns a copy of the containers, with ``function`` applied to every leaf. Sets count as leaves. ``value`` itself is unchanged.
+def mapped(value: Any, function: Callable[[Any], Any], as_tuples: tuple[type, ...] = (), objects: bool = False) -> Any:
+    """Returns a copy of the containers, with ``function`` applied to every leaf. Sets count as leaves.
 
     Args:
-        as_tuples: types of tuples that become plain tuples. Other containers keep their types.
+        as_tuples: types of tuples that become plain tuples. Other tuples and lists keep their types, and dictionaries become plain ones.
     """
-    if type(value) in _SIMPLE or isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        items = [mapped(each, function, as_tuples) for each in value]
+
+    def of(each: Any) -> Any:
+        return mapped(each, function, as_tuples, objects)
+
+    if isinstance(value, (list, tuple)) and not isinstance(value, enum.Enum):
+        items = list(map(of, value))
         if hasattr(value, "_fields"):  # a named tuple
             return type(value)(*items)
         return tuple(items) if isinstance(value, as_tuples) else type(value)(items)
-    if type(value) is dict:
-        return {name: mapped(each, function, as_tuples) for name, each in value.items()}
-    if isinstance(value, MutableMapping):
-        copied = copy.copy(value)
-        for name, each in value.items():
-            copied[name] = mapped(each, function, as_tuples)
-        return copied
+    if isinstance(value, dict) and (not objects or type(value) is dict):
+        return {name: of(each) for name, each in value.items()}
     if isinstance(value, slice):
         return slice(*map(function, (value.start, value.stop, value.step)))
-    if _is_dataclass(value):
+    if objects and isinstance(value, MutableMapping):
+        copied: Any = copy.copy(value)
+        for name, each in value.items():
+            copied[name] = of(each)
+        return copied
+    if objects and _is_dataclass(value):
         copied = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(copied, field.name, mapped(getattr(value, field.name), function, as_tuples))
+        for name in _fields(value):
+            object.__setattr__(copied, name, of(getattr(value, name)))
         return copied
     return function(value)
 
 
 def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(value: Any) -> list[str]:
+    """Returns the names of a dataclass's fields that have a value."""
+    return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]

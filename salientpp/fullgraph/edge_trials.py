@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
-from salientpp.containers import tensors_of
+from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.pieces import EdgeRows
 from salientpp.fullgraph.row_check import RowsMixed
 from salientpp.fullgraph.row_trials import NoChance, is_close
@@ -105,4 +105,4 @@ class EdgeTrials:
         conv: MessagePassing, original: Callable[..., Any], edge_index: Tensor, size: tuple[int, int], given: Any
     ) -> list[Tensor]:
         with rehearsal(conv, (edge_index,), dict(given)) as effects, NoChance():
-            return [*tensors_of(original(*effects.args, size=size, **effects.kwargs))]
+            return [*output_tensors(original(*effects.args, size=size, **effects.kwargs))]

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
-from salientpp.containers import tensors_of
 from salientpp.fullgraph.agreement import facts_of
 from salientpp.fullgraph.edge_trials import EdgeTrials
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
 from salientpp.fullgraph.normalise import Helpers, batch_norm
-from salientpp.fullgraph.outputs import mapped_output
+from salientpp.fullgraph.outputs import mapped_output, output_tensors
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
@@ -120,7 +119,7 @@ class DistributedModel(torch.nn.Module):
                         out = self._run(given, args, kwargs)
                     self.rows.check_functions(check_gradients(out, self.module, stand_ins))
             out = self._returned(out)
-            watch_backward(tensors_of(out), self.job)
+            watch_backward(output_tensors(out), self.job)
             return out
 
     def _placed(

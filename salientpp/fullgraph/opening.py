@@ -107,7 +107,7 @@ def _opened(
             "number of edges": lists.num_edges,
             "x": "none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}",
             "names of rows": [*rows],
-            "contents": contents,
+            "contents": dict(sorted(contents.items())),
         }
     check_same(told.everyone, comm.of, "open a graph with", by_entry="contents")
     with comm.reporting("open its part"):
@@ -187,4 +187,5 @@ def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any
         edges = [each for each in (graph.indptr, graph.indices, graph.edge_id) if each is not None]
         names = [*rows, *columns, *(f"{split}_mask" for split in splits)]
         contents = {"the edges": _checksum(*edges), **{name: _checksum(data[name]) for name in names}}
-    return TargetLists.of_graph(graph, columns), bounds, rows, splits, contents
+    # The ranks exchange splits in this order.
+    return TargetLists.of_graph(graph, columns), bounds, rows, dict(sorted(splits.items())), contents

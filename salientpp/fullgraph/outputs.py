@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import enum
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from salientpp.containers import mapped
+from salientpp.containers import found, mapped
 
 #: Types of values without tensors.
 _PLAIN = (type(None), str, bytes, numbers.Number, enum.Enum, torch.dtype, torch.device)
+
+
+def output_tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in an output, also those in sets, mappings and dataclasses."""
+    return found(value, Tensor, objects=True)
 
 
 def mapped_output(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -32,4 +37,4 @@ def mapped_output(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
             f"the model must return tensors, or tuples, lists, dicts and dataclasses of tensors, got a {type(each).__name__}"
         )
 
-    return mapped(value, of)
+    return mapped(value, of, objects=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from salientpp.containers import tensors_of
+from salientpp.fullgraph.outputs import output_tensors
 
 
 class Substituted(TorchFunctionMode):
@@ -46,7 +46,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
         ValueError: a gradient would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
     """
     waiting: list[Any] = []
-    for tensor in tensors_of(out):
+    for tensor in output_tensors(out):
         if id(tensor) in stand_ins and torch.is_grad_enabled():
             raise ValueError(_refusal(model, tensor))
         waiting.append(tensor.grad_fn)

@@ -174,7 +174,8 @@ def _divided(job: Ranks, host: Ranks, edges: _Induced, is_shared: bool, seed: in
         return owner
     is_cut = 1 < host.size <= number
     ends = [gathered_at_first(host, each) for each in (edges.target, edges.source)]
-    job.agree("to divide the graphs of the hosts")
+    with job.comm.patient():  # hosts take different times
+        job.agree("to divide the graphs of the hosts")
     with job.comm.patient(), job.comm.together("divide the graph of its host"):  # a partitioner may take minutes
         if is_cut and host.rank == 0:
             target, source = ends[0].sort(stable=True).values, ends[1][ends[0].argsort(stable=True)]

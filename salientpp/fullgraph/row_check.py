@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
-from salientpp.containers import tensors_of
+from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_repeated, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
@@ -128,7 +128,7 @@ class RowCheck(TorchFunctionMode):
 
     def follow(self, out: Any, dim: int = 0) -> None:
         """Follows tensors with a row for each vertex along ``dim``."""
-        for tensor in tensors_of(out):
+        for tensor in output_tensors(out):
             if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) in self._numbers:
                 self._mark(tensor, Rows(self._family("vertices", tensor.size(dim)), dim % tensor.dim()))
 
@@ -437,7 +437,7 @@ def _named_tensors(named: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Tens
         elif isinstance(value, dict):
             yield from _named_tensors(value.items())
         else:
-            yield from ((str(name), tensor) for tensor in tensors_of(value))
+            yield from ((str(name), tensor) for tensor in output_tensors(value))
 
 
 def _forget(

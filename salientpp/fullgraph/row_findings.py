@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.containers import tensors_of
+from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_counts import Count
 from salientpp.fullgraph.row_trials import Call, Family, Mixes, Rows, compared, is_discrete
@@ -277,7 +277,7 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
 def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
     """Returns the rows of results of functions that refer to edges or select rows; None for other functions."""
     name, args = call.name, call.args
-    tensors = [*tensors_of([args, call.kwargs])]
+    tensors = [*output_tensors([args, call.kwargs])]
     if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
         return _places(call, tensors[0], older)
     if name == "bincount" and args and _is_of_targets(args[0], edge_index) and len(tensors) == 1:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from salientpp.containers import tensors_of
+from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.row_counts import Count, mapped_arguments
 
 #: Functions whose results have arbitrary values.
@@ -298,12 +298,12 @@ class NoChance(TorchDispatchMode):
                 return func(**{**given, name: 0.0})
         generator = given.get("generator")  # of the user's
         state = None if generator is None else generator.get_state()
-        devices = {each.device for each in tensors_of([args, kwargs]) if each.device.type != "cpu"}
+        devices = {each.device for each in output_tensors([args, kwargs]) if each.device.type != "cpu"}
         with torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu"):
             out = func(*args, **kwargs)
         if generator is not None:
             generator.set_state(state)
-        for tensor in tensors_of(out):
+        for tensor in output_tensors(out):
             tensor.fill_(0.5 if tensor.is_floating_point() else 1)
         return out
 
@@ -315,7 +315,7 @@ def _writes(name: str) -> bool:
 
 def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yields the tensors that a function returned, and the one that it wrote."""
-    yield from tensors_of(out)
+    yield from output_tensors(out)
     if _writes(name) and args and isinstance(args[0], Tensor):
         yield args[0]
     if kwargs.get("inplace") is True and args and isinstance(args[0], Tensor):

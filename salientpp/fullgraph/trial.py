@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.containers import tensors_of
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
+from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.problem import StepTimes
 from salientpp.store.rows import TensorRows
 from salientpp.ways.planner.rates import wait_for_device
@@ -121,7 +121,7 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     begin = time.perf_counter()
     with torch.enable_grad():
         out = model(*arguments)
-        outs = [each for each in tensors_of(out) if each.is_floating_point() and each.requires_grad]
+        outs = [each for each in output_tensors(out) if each.is_floating_point() and each.requires_grad]
         if parameters:
             torch.autograd.grad(outs, parameters, [*map(torch.ones_like, outs)], allow_unused=True)
     wait_for_device(ranks.device)

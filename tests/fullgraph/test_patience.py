@@ -55,6 +55,19 @@ def test_ranks_wait_longer_than_the_time_out_for_one_that_partitions(root, form)
     distributed.run(divides, 2, root, form, False)
 
 
+def collects_slowly(rank: int) -> None:
+    data = random_data(80, 240)
+    data.x = ones(80, 6)
+    if rank >= 2:  # both ranks of the second host work longer than the time-out
+        collect = preload._Induced.of
+        preload._Induced.of = staticmethod(slowly(collect, dies=False))
+    local(data, preload=Preload(1), ranks_per_host=2, timeout=TIMEOUT)
+
+
+def test_a_host_waits_for_another_that_collects_its_edges():
+    distributed.run(collects_slowly, 4)
+
+
 @pytest.mark.parametrize("form", ["preload", "cooperate"])
 def test_a_rank_that_dies_while_it_partitions_is_named(root, form):
     first, second = distributed.run(divides, 2, root, form, True, may_fail=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import io
 import pickle
 import threading
 import weakref
+from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
 from torch.func import functional_call
-from trimmed import assert_same, batch_of, call_x, compare, graph, loader, network, step, within
+from trimmed import WIDTH, assert_same, batch_of, call_x, compare, graph, loader, network, step, within
 
 import salientpp
 
@@ -312,3 +315,59 @@ def test_no_model_keeps_a_batch(data, request):
             references.append(weakref.ref(out))
         del batch, out
         assert not any(reference() is not None for reference in references)
+
+
+# --- arguments in objects --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    x: torch.Tensor
+    edge_index: torch.Tensor
+    cache: Any = dataclasses.field(init=False)  # without a value
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: torch.Tensor) -> None:
+        setattr(self, name, value)
+
+
+class OfObject(nn.Module):
+    """Writes to its argument, an object whose writes a rehearsal cannot undo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.first, self.second = nn.Linear(WIDTH, 6), pyg.SAGEConv(6, 6), pyg.SAGEConv(6, 6)
+
+    def forward(self, given: Any) -> torch.Tensor:
+        given["x"] = self.lin(given["x"])
+        return self.second(self.first(given["x"], given["edge_index"]).relu(), given["edge_index"])
+
+
+@pytest.mark.parametrize("kind", [Slots, lambda x, edge_index: UserDict(x=x, edge_index=edge_index)])
+def test_arguments_in_objects_are_written_once(batch, kind):
+    plain = OfObject()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    x = torch.rand(batch.num_nodes, WIDTH)
+    for _ in range(3):
+        expected, got = (model(kind(x, batch.edge_index))[: batch.batch_size] for model in (plain, trimmed))
+        torch.testing.assert_close(got, expected)
+
+
+class OfBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = pyg.SAGEConv(WIDTH, 6), pyg.SAGEConv(6, 6)
+
+    def forward(self, given: Any) -> torch.Tensor:
+        return self.second(self.first(given.x, given.edge_index).relu(), given.edge_index)
+
+
+def test_an_unset_field_of_an_object_in_the_batch_does_not_matter(batch):
+    batch = copy.copy(batch)
+    batch.meta = Slots(batch.x, batch.edge_index)
+    plain = OfBatch().double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    for _ in range(2):
+        torch.testing.assert_close(trimmed(batch)[: batch.batch_size], plain(batch)[: batch.batch_size])

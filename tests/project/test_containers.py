@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+import enum
+from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,30 +26,58 @@ class Frozen:
     value: Any
 
 
-CONTAINERS = {
+PLAIN = {
     "list": lambda a, b: [a, b],
     "tuple": lambda a, b: (a, b),
     "named tuple": Pair,
     "dict": lambda a, b: {"a": a, "b": b},
+    "nested": lambda a, b: {"x": [(a,), Pair([b], None)]},
+    "slice": lambda a, b: slice(a, b),
+}
+OBJECTS = {
     "ordered dict": lambda a, b: OrderedDict(a=a, b=b),
+    "user dict": lambda a, b: UserDict(a=a, b=b),
     "dataclass": Out,
     "frozen": lambda a, b: [Frozen(a), Frozen(b)],
     "nested": lambda a, b: {"x": [(a,), Pair(Out([b]), None)]},
-    "slice": lambda a, b: slice(a, b),
 }
 
 
-@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
-def test_leaves_come_in_order_and_a_copy_has_them_in_their_places(make):
-    assert [each for each in leaves(make(1, 2)) if each is not None] == [1, 2]
+def is_copied(make: Any, objects: bool) -> None:
+    assert [each for each in leaves(make(1, 2), objects) if each is not None] == [1, 2]
     value = make(1, 2)
-    doubled = mapped(value, lambda each: each if each is None else 2 * each)
+    doubled = mapped(value, lambda each: each if each is None else 2 * each, objects=objects)
     assert repr(doubled) == repr(make(2, 4)) and repr(value) == repr(make(1, 2))
+
+
+@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+def test_leaves_come_in_order_and_a_copy_has_them_in_their_places(make, objects):
+    is_copied(make, objects)
+
+
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_objects_are_containers_if_asked(make):
+    is_copied(make, True)
+    assert list(leaves(Out(1))) == [Out(1)] and mapped(UserDict(a=1), type) is UserDict
+
+
+def test_a_field_without_a_value_is_left_out():
+    value = Out(1)
+    del value.value
+    assert list(leaves(value, True)) == [None] and not hasattr(mapped(value, repr, objects=True), "value")
+
+
+def test_members_of_enumerations_are_leaves():
+    class Corner(tuple, enum.Enum):
+        ORIGIN = (0, 0)
+
+    assert mapped([Corner.ORIGIN], lambda each: each) == [Corner.ORIGIN]
 
 
 def test_types_are_found_also_as_subclasses():
     weight = torch.nn.Parameter(torch.ones(2))
-    value = [weight, {"a": torch.zeros(1), "b": "x"}, {True}, None, range(3)]
+    value = [weight, {"a": torch.zeros(1), "b": "x"}, (True,), None, range(3)]
     assert [each.numel() for each in tensors_of(value)] == [2, 1]
     assert list(found(value, bool)) == [True] and list(found(value, range)) == [range(3)]
     assert next(tensors_of(torch.zeros(3))).numel() == 3
