@@ -57,7 +57,7 @@ def _check(text: str) -> None:
             raise WrongName(f"{path}: no such {'directory' if kind == 'converted' else 'file'}", text)
         return
     from salientpp.datasets.converted.directory import is_converted
-    from salientpp.datasets.load import to_convert
+    from salientpp.datasets.load import to_convert, undirected_hint
 
     if is_converted(Path(text)):
         raise WrongName(
@@ -70,7 +70,7 @@ def _check(text: str) -> None:
     except FileNotFoundError as error:
         raise WrongName(str(error), text) from None
     if source is not None:
-        first = f"salientpp convert {shlex.quote(source)} graph"
+        first = f"salientpp convert {shlex.quote(source)} graph{undirected_hint(source)}"
         raise WrongName(f"{text} must be converted first: {first}; then", text, "converted:graph")
     if not Path(text).exists():
         raise WrongName(f"{text}: no such file, directory or dataset{did_you_mean(kind, KINDS)}", text)

@@ -156,12 +156,18 @@ def to_convert(dataset: str) -> str | None:
     return dataset if colon else f"edges:{dataset}"
 
 
+def undirected_hint(source: str) -> str:
+    """Returns what to add to a suggested `convert`. Lists of edges do not say whether their edges have a direction."""
+    return " (add --undirected if your edges have no direction)" if source.startswith("edges:") else ""
+
+
 def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, (str, Path)):
         source = to_convert(str(dataset))
         if source is not None:
             return (
-                f"{dataset} must be converted first, with `salientpp convert {source} graph`; then pass converted:graph"
+                f"{dataset} must be converted first, with `salientpp convert {source} graph`{undirected_hint(source)}; "
+                "then pass converted:graph"
             )
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (

@@ -13,6 +13,8 @@ from salientpp.cli import dataset_name
 from salientpp.cli.main import GROUPS, SUBCOMMANDS, _parser
 from salientpp.datasets import load, load_dataset
 
+HINT = " (add --undirected if your edges have no direction)"
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -80,10 +82,10 @@ def test_info_describes_a_converted_graph(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("analyze edges.csv", "must be converted first: salientpp convert edges:edges.csv graph; then: salientpp analyze converted:graph"),
-        ("partition edges.csv p --parts 2", "first: salientpp convert edges:edges.csv graph; then: salientpp partition converted:graph p --parts 2"),
-        ("partition edges:edges.csv,skip=1 d --parts 2", "convert edges:edges.csv,skip=1 graph; then: salientpp partition converted:graph d"),
-        ("partition edges:e*.csv d", "convert 'edges:e*.csv' graph; then: salientpp partition converted:graph d"),
+        ("analyze edges.csv", f"must be converted first: salientpp convert edges:edges.csv graph{HINT}; then: salientpp analyze converted:graph"),
+        ("partition edges.csv p --parts 2", f"first: salientpp convert edges:edges.csv graph{HINT}; then: salientpp partition converted:graph p --parts 2"),
+        ("partition edges:edges.csv,skip=1 d --parts 2", f"convert edges:edges.csv,skip=1 graph{HINT}; then: salientpp partition converted:graph d"),
+        ("partition edges:e*.csv d", f"convert 'edges:e*.csv' graph{HINT}; then: salientpp partition converted:graph d"),
         ("plan npy:folder --hosts 1", "salientpp convert npy:folder graph; then: salientpp plan converted:graph --hosts 1"),
         ("analyze ogbl-ppa --parts 2", "salientpp convert ogbl-ppa graph; then: salientpp analyze converted:graph --parts 2"),
         ("analyze nothere", "salientpp analyze: nothere: no such file, directory or dataset; `salientpp analyze --help` names the kinds"),
@@ -124,6 +126,14 @@ def test_kinds_of_datasets_are_those_that_are_loaded():
 def test_a_missing_file_is_missing_for_the_function_too(name):
     with pytest.raises(FileNotFoundError, match="nothere.*: no such "):
         load_dataset(name)
+
+
+def test_only_lists_of_edges_are_told_of_edges_without_direction(folder):
+    hint = r"`salientpp convert edges:edges.csv graph` \(add --undirected if your edges have no direction\); then pass"
+    with pytest.raises(ValueError, match=hint):
+        load_dataset("edges.csv")
+    with pytest.raises(ValueError, match="`salientpp convert npy:folder graph`; then pass converted:graph"):
+        load_dataset("npy:folder")
 
 
 @pytest.mark.parametrize("command", SUBCOMMANDS)
