@@ -16,7 +16,9 @@ EXAMPLE = "salientpp info DIR"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Describe a dataset directory or a converted graph, and check its files."
     parser.add_argument(
-        "root", type=Path, help="dataset directory that `salientpp partition` wrote, or output of `salientpp convert`"
+        "root",
+        type=_directory_of,
+        help="dataset directory that `salientpp partition` wrote, or output of `salientpp convert`",
     )
     parser.add_argument(
         "--verify",
@@ -24,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare every byte with its checksum, instead of sizes and sampled checksums",
     )
     add_json(parser, "the description")
+
+
+def _directory_of(text: str) -> Path:
+    """Returns the directory of a path, or of the name of a converted graph: ``converted:DIR``."""
+    kind, _, path = text.partition(":")
+    return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -73,8 +73,14 @@ def test_info_describes_a_converted_graph(capsys, folder):
     assert run(capsys, "convert", "edges:edges.csv,skip=1", "graph")[0] == 0
     code, out, _ = run(capsys, "info", "graph")
     assert code == 0 and "use it as converted:graph" in out and "--verify reads all" in out
-    for words in (["copy-to-disk", "graph", "--to", "x"], ["rewrite", "graph", "y", "--topology", "parts"]):
-        said = mistake(capsys, *words)
+    assert run(capsys, "info", "converted:graph")[:2] == (code, out)
+    assert "nowhere is not a dataset directory" in mistake(capsys, "info", "converted:nowhere")
+    for words in (
+        "copy-to-disk graph --to x",
+        "rewrite graph y --topology parts",
+        "rewrite converted:graph y --topology parts",
+    ):
+        said = mistake(capsys, *words.split())
         assert "graph is a converted graph and has no parts" in said
         assert "`salientpp partition converted:graph DIR --parts K`" in said
 

@@ -230,11 +230,19 @@ _TYPES: Mapping[int, tuple[Schema, Schema]] = {
 }
 
 
+def _without_parts(root: str | Path) -> str:
+    """Returns what to do with a converted graph where a dataset directory is needed."""
+    return f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
+
+
 def read_manifest(root: Path) -> dict[str, Any]:
     path = root / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
+        kind, _, named = str(root).partition(":")
+        if kind == "converted" and (Path(named) / "manifest.json").is_file():
+            read_manifest(Path(named))  # refuses a converted graph
         aside = sorted(root.parent.glob(f"{glob.escape(hidden_name(root.name, 'replaced-'))}*"))
         raise DatasetError(
             f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
@@ -245,9 +253,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
     if isinstance(manifest, dict) and manifest.get("format") == "salientpp-converted-graph":
-        raise DatasetError(
-            f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
-        )
+        raise DatasetError(_without_parts(root))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
     if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:
