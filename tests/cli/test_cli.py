@@ -575,6 +575,13 @@ def test_help_names_every_policy():
     assert set(POLICIES) == set(POLICY_NAMES)
 
 
+def test_the_page_of_inclusion_probability_has_a_row_for_every_policy():
+    page = (ROOT / "docs" / "explanation" / "vip.md").read_text()
+    table = page.split("\n| policy | ")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)
+    assert sorted(rows) == sorted([*POLICY_NAMES, "oracle", "oracle-heldout"])
+
+
 def test_help_names_every_subcommand(capsys):
     text = help_of(capsys)
     assert {"partition", "info"} <= set(subcommands())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
+import pkgutil
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ from graphs import random_data
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from salientpp import NeighborLoader
+from salientpp.engine import drawing
 from salientpp.engine.drawing.choose import METHODS
+from salientpp.engine.drawing.given import Given
 from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.sampling.schedule import BatchKeys
 
@@ -49,6 +54,25 @@ class Ring(DrawingMethod):
 @pytest.fixture(autouse=True)
 def ring(monkeypatch):
     monkeypatch.setattr("salientpp.engine.drawing.choose.METHODS", [Ring, *METHODS])
+
+
+def suits_by_itself(method: type[DrawingMethod]) -> bool:
+    """True if a class has a ``suits`` of its own, or combines those of several classes, as `PagerankInRounds` does."""
+    return "suits" in vars(method) or len(method.__bases__) > 1
+
+
+def test_the_list_has_every_class_that_suits_a_sampler_and_ends_with_the_one_that_suits_all():
+    names = [f"{drawing.__name__}.{file.name}" for file in pkgutil.iter_modules(drawing.__path__)]
+    defined = {
+        value
+        for module in map(importlib.import_module, names)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, DrawingMethod) and value.__module__ == module.__name__
+    }
+    suiting = [method for method in defined - {DrawingMethod} if suits_by_itself(method)]
+    name = operator.attrgetter("__name__")
+    assert sorted(map(name, METHODS)) == sorted(map(name, suiting)), "see METHODS in salientpp/engine/drawing/choose.py"
+    assert METHODS[-1] is Given  # no class after it would be asked
 
 
 def loader(**options: Any) -> NeighborLoader:
