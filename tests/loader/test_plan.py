@@ -206,6 +206,14 @@ def test_the_table_fits_a_terminal_and_marks_the_chosen_line(found):
             assert part in " ".join(text.split()), part
 
 
+def test_the_table_says_that_one_host_fetches_nothing(found):
+    for name, ranks in found.items():
+        if name == "alpha":
+            continue  # a given cache is in every combination
+        is_one_host = len(ranks) == 1 or (name == "hosts" and len(ranks) == 2)
+        assert ("all ranks share one host" in " ".join(str(ranks[0].plan).split())) == is_one_host, name
+
+
 def test_the_loader_warns_if_given_options_exceed_the_budget_and_if_a_step_was_measured(tmp_path):
     distributed.run(_check_notes, 2, directory(tmp_path / "parts", 2))
 

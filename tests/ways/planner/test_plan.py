@@ -110,6 +110,15 @@ def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
     assert "no training step" not in text and "this rank holds" not in text
 
 
+def test_a_table_says_why_copies_save_nothing():
+    said = "all ranks share one host, or need no rows that they lack, so nothing is fetched"
+    bare = line(Choice(), 1.0)
+    nothing = dataclasses.replace(bare, cost=dataclasses.replace(bare.cost, bytes_in=0.0))
+    full = dataclasses.replace(nothing, choice=Choice(100))
+    assert said in table(chosen=nothing, lines=[nothing])
+    assert said not in table() and said not in table(chosen=full, lines=[full, bare])
+
+
 def test_a_table_names_what_the_budget_does_not_contain():
     text = table(held={"host": 2**21, "graph": 3 * 2**10, "batches": 7}, device_saves=0.25)
     assert (
