@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.analysis import lookahead, sums
-from salientpp.analysis.batches import Batches, one_or_several
+from salientpp.analysis.batches import Batches, is_without_split, one_or_several
 from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_policies, other_accesses
 from salientpp.analysis.device_rows import device_rows
 from salientpp.analysis.graph import open_graph
@@ -113,6 +113,7 @@ def analyze(
     # Refuse numbers that do not fit each other now, before the graph is partitioned.
     is_small = ranks is not None or num_parts <= MOST_RANKS
     placements = placed(ranks, num_parts, ranks_per_host) if is_small else None
+    has_split = not is_without_split(several[0], data)
     del data  # frees the memory, if the caller keeps no reference either
     part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
     del graph
@@ -145,6 +146,7 @@ def analyze(
         draws={**first.draws(), "lookahead": ways.lookahead},
         send_as={key if isinstance(key, str) else ":".join(map(str, key)): value for key, value in send_as} or None,
         steps_per_epoch=steps,
+        has_split=has_split,
         **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
     )
 

@@ -110,6 +110,16 @@ class Batches:
         return self.seeds if isinstance(self.seeds, str) and not self.link else words
 
 
+def is_without_split(batches: Batches, data: Any) -> bool:
+    """Returns True if all vertices are seeds and the graph has no training split. ``batches`` has its defaults filled in."""
+    type_, split = batches.seeds if isinstance(batches.seeds, tuple) else (None, batches.seeds)
+    if batches.link or split != "all":
+        return False
+    if isinstance(data, PartitionedGraph):
+        return (type_ is not None or not data.is_hetero) and "train" not in data.description.vertices(type_).splits
+    return "train_mask" not in data
+
+
 def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batches]:
     """Returns the batches to count, with defaults filled in. Raises ValueError if none are given, or if they differ in more than ``num_neighbors``."""
     several = [each.filled(data) for each in ([batches] if isinstance(batches, Batches) else batches)]

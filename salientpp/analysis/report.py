@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume
@@ -26,10 +27,10 @@ Line = tuple[str, Any]
 _MOST_HOSTS = 16
 
 
-def shown(analysis: Analysis, details: bool = False, hint: str = "") -> list[RenderableType]:
+def shown(analysis: Analysis, details: bool = False, hint: str = "", command: str = "") -> list[RenderableType]:
     """Returns what is printed of an analysis: a verdict, the policies, and what the user asked to be counted; with ``details`` everything.
 
-    ``hint`` says how to get the details. It is printed where they are left out.
+    ``hint`` says how to get the details. It is printed where they are left out. ``command`` is the command that chooses sizes for this graph.
     """
     lines: list[RenderableType] = [*verdict(analysis)]
     for numbers in analysis.num_neighbors:
@@ -44,7 +45,9 @@ def shown(analysis: Analysis, details: bool = False, hint: str = "") -> list[Ren
         lines.append(mean_table(analysis))
     if hint and not details:
         lines.append(hint)
-    return [*lines, *remarks(analysis, details)]
+    lines += remarks(analysis, details)
+    # A command is one line, however narrow the terminal is, so that it can be copied.
+    return [*lines, Text(f"  {command}", no_wrap=True)] if command and analysis.has_features else lines
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
@@ -66,7 +69,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> 
         [(_name(*key), lambda alpha, left=left: f"{analysis.share(left[alpha]):.3f}") for key, left in cells.items()],
     )
     table.add_section()
-    memory = f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else "–"
+    memory = f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else None
     _add(table, own.values(), [memory])
     for t, of_type in enumerate(first if details else ()):
         name = f"vip, {of_type.vertex_type} rows" if of_type.vertex_type else "vip, rows"
@@ -182,6 +185,8 @@ def remarks(analysis: Analysis, details: bool) -> list[str]:
         for volume in analysis.of(way="sums")
         if volume.summed is not None and any(volume.summed.auto)
     ]
+    if not analysis.has_features:
+        return lines  # a plan needs bytes
     return [*lines, "`salientpp plan` chooses these sizes for your memory, your machines and your network."]
 
 

@@ -132,6 +132,8 @@ class Analysis:
     results: tuple[Volume, ...]
     device_rows: tuple[DeviceRows, ...]
     copies: tuple[Copies, ...]
+    #: False if all vertices are seeds because the graph has no training split. Files do not have this field.
+    has_split: bool = True
 
     def of(self, **labels: Any) -> list[Volume]:
         """Returns the results with these attributes, such as ``way='cache', policy='vip'``."""
@@ -155,6 +157,11 @@ class Analysis:
         return left / without if without else 1.0
 
     @property
+    def has_features(self) -> bool:
+        """True if the bytes of some rows are known."""
+        return any(self.row_bytes.values())
+
+    @property
     def machine(self) -> str:
         """The word for a host: 'machine' if every rank is a host and has one part."""
         is_alone = max(self.ranks_by_host) == 1 and len(self.ranks_by_host) == self.parts
@@ -162,7 +169,9 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; ``schema`` is the version of their format."""
-        return {"schema": 3, **asdict(self)}
+        values = asdict(self)
+        del values["has_split"]
+        return {"schema": 3, **values}
 
     def to_csv(self) -> str:
         """Returns one line per result. The columns are the fields of :class:`Volume`, :class:`Ahead` and :class:`Summed`, without figures by rank."""

@@ -35,35 +35,75 @@ def verdict(analysis: Analysis) -> list[str]:
         caches = static_caches(analysis, numbers)
         lines += [f"{label}{line}" for line in (_savings(analysis, caches), _traffic(analysis, caches)) if line]
     widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
-    words = ", ".join(f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items())
+    words = "no features"
+    if analysis.has_features:
+        words = ", ".join(
+            f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items()
+        )
     sent = f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else ""
     graph = f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges"
-    return [*lines, f"{graph}, edge cut {analysis.edge_cut_fraction:.1%}, {words}{sent}"]
+    lines.append(f"{graph}, edge cut {analysis.edge_cut_fraction:.1%}, {words}{sent}")
+    return [*lines, *_missing(analysis)]
+
+
+def _missing(analysis: Analysis) -> list[str]:
+    """Returns a line that says what the graph lacks and how to add it, or nothing."""
+    is_converted = analysis.dataset.startswith("converted:")
+    facts, names = [], []
+    if not analysis.has_split:
+        facts.append("no training split, so all vertices are seeds")
+        names.append("train=" if is_converted else "train_mask")
+    if not analysis.has_features:
+        facts.append("no features, so no bytes are counted and no memory= is advised")
+        names.append("x=" if is_converted else "x")
+    where = "give {} to `salientpp convert`" if is_converted else "add {} to the graph"
+    return [f"Note: {'; '.join(facts)}. To change this, {where.format(' and '.join(names))}."] if facts else []
+
+
+def advised_memory(analysis: Analysis, caches: StaticCaches) -> str:
+    """Returns the amount to try as ``memory``: enough for the recommended cache. Empty if no cache is recommended."""
+    found = _recommended(analysis, caches)
+    if found is None or not analysis.has_features:
+        return ""
+    alpha, saved = found
+    travelling = [number for type_, number in analysis.num_vertices.items() if type_ not in analysis.replicated]
+    size = caches[CACHE, "vip"][alpha][0].cache_bytes  # of all types
+    return (
+        "" if saved < _HARDLY else _rounded_up(size + sum(index_bytes_of(each, analysis.parts) for each in travelling))
+    )
+
+
+def _recommended(analysis: Analysis, caches: StaticCaches) -> tuple[float, float] | None:
+    """Returns α of the smallest cache that saves half of the traffic, or else of the largest, and its savings. None: there is nothing to save."""
+    own = {alpha: of_types for alpha, of_types in caches[CACHE, "vip"].items() if alpha > 0}
+    if not own or not any(each.rows_without_cache for of_types in own.values() for each in of_types):
+        return None
+    saved = {alpha: 1 - analysis.share(of_types) for alpha, of_types in own.items()}
+    alpha = next((alpha for alpha, share in saved.items() if share >= _ENOUGH), max(saved))
+    return alpha, saved[alpha]
 
 
 def _savings(analysis: Analysis, caches: StaticCaches) -> str:
-    own = {alpha: of_types for alpha, of_types in caches[CACHE, "vip"].items() if alpha > 0}
-    if not own or not any(each.rows_without_cache for of_types in own.values() for each in of_types):
+    found = _recommended(analysis, caches)
+    if found is None:
         return ""
-    saved = {alpha: 1 - analysis.share(of_types) for alpha, of_types in own.items()}
-    alpha = next((alpha for alpha, share in saved.items() if share >= _ENOUGH), max(saved))
-    size = own[alpha][0].cache_bytes  # of all types
+    alpha, saved = found
+    size = caches[CACHE, "vip"][alpha][0].cache_bytes  # of all types
     whole = sum(number * analysis.row_bytes[type_] for type_, number in analysis.num_vertices.items())
     cache = f"cache with α = {alpha:g}"
     if whole:
         cache = f"cache of {format_bytes(size)} per {analysis.machine} ({100 * size / whole:.3g}% of the features)"
-    if saved[alpha] < _HARDLY:
-        return f"A cache hardly helps: a VIP {cache} saves {saved[alpha]:.0%} of the traffic."
+    if saved < _HARDLY:
+        return f"A cache hardly helps: a VIP {cache} saves {saved:.0%} of the traffic."
     verb = "saves" if analysis.epochs else "is expected to save"
     others = [
         f"{policy} saves {1 - analysis.share(caches[CACHE, policy][alpha]):.0%}"
         for policy in ("degree", "random")
         if (CACHE, policy) in caches
     ]
-    travelling = [number for type_, number in analysis.num_vertices.items() if type_ not in analysis.replicated]
-    needed = size + sum(index_bytes_of(number, analysis.parts) for number in travelling)
-    advice = f' Try memory="{_rounded_up(needed)}".' if whole else ""
-    return f"A VIP {cache} {verb} {saved[alpha]:.0%} of the traffic{'; ' * bool(others)}{', '.join(others)}.{advice}"
+    memory = advised_memory(analysis, caches)
+    advice = f' Try memory="{memory}".' if memory else ""
+    return f"A VIP {cache} {verb} {saved:.0%} of the traffic{'; ' * bool(others)}{', '.join(others)}.{advice}"
 
 
 def _traffic(analysis: Analysis, caches: StaticCaches) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from salientpp.vip.names import POLICY_NAMES
 if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
+    from salientpp.analysis.result import Analysis
 
 #: Groups of options. Options of AGREEING exclude those of the other two groups.
 HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
@@ -202,9 +204,40 @@ def run(arguments: argparse.Namespace) -> int:
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
         terminal.finish(
-            _files(arguments), contents, arguments.written, lambda: report.shown(analysis, arguments.details, _HINT)
+            _files(arguments),
+            contents,
+            arguments.written,
+            lambda: report.shown(analysis, arguments.details, _HINT, _plan_command(arguments, analysis, is_directory)),
         )
         return 0
+
+
+def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_directory: bool) -> str:
+    """Returns a `salientpp plan` for the same graph and batches, with the advised memory."""
+    from salientpp.analysis.verdict import advised_memory, static_caches
+    from salientpp.datasets.load import is_partition
+    from salientpp.partitioning.options import METHODS
+
+    words = ["salientpp", "plan", arguments.dataset, "--machines", "10GbE"]
+    is_assigned = is_partition(arguments.dataset) and arguments.method in (None, "given")
+    method = "auto" if is_assigned else arguments.method
+    hosts = len(analysis.ranks_by_host)
+    if not is_directory:
+        # A file of part ids is for one number of parts.
+        several = method in (None, *METHODS) and 2 * analysis.parts <= sum(analysis.num_vertices.values())
+        words += ["--hosts", f"{hosts},{2 * hosts}" if several else str(hosts)]
+    if analysis.ranks_by_host[0] > 1:
+        words += ["--ranks-per-host", str(analysis.ranks_by_host[0])]
+    memory = advised_memory(analysis, static_caches(analysis, analysis.num_neighbors[0]))
+    words += ["--memory", memory] if memory else []
+    if arguments.num_neighbors:
+        words.append(f"--num-neighbors={','.join(map(str, arguments.num_neighbors[0]))}")
+    words += ["--batch-size", str(arguments.batch_size)] if arguments.batch_size is not None else []
+    words += ["--seeds", arguments.seeds] if arguments.seeds and arguments.link is None else []
+    if not is_directory:
+        words += ["--method", method] if method is not None else []
+        words += ["--data", str(arguments.data)] if arguments.data != Path("data") else []
+    return shlex.join(words)
 
 
 def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]:

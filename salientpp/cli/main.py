@@ -101,9 +101,12 @@ class _Parser(argparse.ArgumentParser):
     """Parser that names the closest command or option if one is mistyped, before it misses required ones."""
 
     commands: Sequence[str] = ()
+    #: Words that are parsed, and a function that returns from them what is missing besides the required arguments, and an example.
+    words: Sequence[str] = ()
+    incomplete: Callable[[Sequence[str]], tuple[str, str]] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else list(args)
+        self.words = words = sys.argv[1:] if args is None else list(args)
         known = [option for action in self._actions for option in action.option_strings]
         for word in words:
             name, equals, value = word.partition("=")
@@ -126,6 +129,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         is_incomplete = "arguments are required" in message and self.epilog and not self.commands
+        if is_incomplete and self.incomplete is not None:
+            more, example = self.incomplete(self.words)
+            super().error(f"{message}{more}. Example: {example}")
         super().error(f"{message}. {self.epilog}" if is_incomplete else message)
 
 
@@ -154,6 +160,7 @@ def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser
     for name in SUBCOMMANDS:
         subcommand = _subcommand(name)
         added = subparsers.add_parser(name, epilog=f"Example: {subcommand.EXAMPLE}")
+        added.incomplete = getattr(subcommand, "incomplete", None)
         subcommand.add_arguments(added)
         for action in added._actions:
             if action.dest == "dataset":

@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import json
 import reprlib
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from salientpp.cli import terminal
+from salientpp.cli.dataset_name import KINDS
 from salientpp.cli.shared_arguments import (
     DATASETS,
     add_data,
@@ -84,6 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
 
 
+def incomplete(words: Sequence[str]) -> tuple[str, str]:
+    """Returns options that the user's graph needs besides those that are always required, and an example for this graph."""
+    graph = next((word for word in words if word.startswith("ogbn-") or word.partition(":")[0] in KINDS), "")
+    if not graph:
+        return "", EXAMPLE
+    has_hosts = any(word.partition("=")[0] == "--hosts" for word in words)
+    return "" if has_hosts else ", --hosts", f"salientpp plan {shlex.quote(graph)} --machines 10GbE --hosts 2,4"
+
+
 def run(arguments: argparse.Namespace) -> int:
     from torch_geometric.data import HeteroData
 
@@ -108,7 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
                     "or pass another --method"
                 )
             if not question.hosts:
-                raise ValueError(f"--hosts is required, because {arguments.dataset} is not a dataset directory")
+                raise ValueError(
+                    f"--hosts is required, because {arguments.dataset} is not a dataset directory; write, for example, --hosts 2,4"
+                )
         with shown_progress(lines=False) as progress:
             progress.begin("loading")
             graph: Any = load(arguments.dataset) if is_directory else graph_of(arguments, method)[0]

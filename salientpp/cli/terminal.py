@@ -47,13 +47,13 @@ def print_whole(what: str | bytes) -> None:
 
 
 def show(*what: RenderableType) -> None:
-    """Prints lines and tables to stdout. Brackets and colons in users' paths are not taken as markup."""
+    """Prints lines and tables to stdout. Brackets and colons in users' paths are not taken as markup. A ``Text`` with ``no_wrap`` stays one line."""
     from rich.console import Console  # importing rich takes as long as the rest of help
 
     text = _Terminal()
     console = Console(file=text, markup=False, emoji=False, highlight=False)
     for renderable in what:
-        console.print(renderable)
+        console.print(renderable, soft_wrap=bool(getattr(renderable, "no_wrap", False)))
     print_whole(text.getvalue())
 
 

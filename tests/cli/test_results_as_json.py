@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -140,6 +141,53 @@ def test_only_lists_of_edges_are_told_of_edges_without_direction(folder):
         load_dataset("edges.csv")
     with pytest.raises(ValueError, match="`salientpp convert npy:folder graph`; then pass converted:graph"):
         load_dataset("npy:folder")
+
+
+def test_an_analysis_says_what_the_graph_lacks(capsys, folder):
+    assert run(capsys, "convert", "edges:edges.csv", "graph")[0] == 0
+    few = "--parts", 2, "--method", "random", "--predict-only"
+    said = " ".join(run(capsys, "analyze", "converted:graph", *few)[1].split())
+    assert "Note: no training split, so all vertices are seeds; no features, so no bytes are counted" in said
+    assert "give train= and x= to `salientpp convert`" in said and "120 edges" not in said
+    for word in ("bytes per row", "–", "salientpp plan", "Try memory="):
+        assert word not in said
+    said = run(capsys, "analyze", "synthetic:num_vertices=300", *few)[1]
+    assert "Note: " not in said and "bytes per row" in said
+
+
+def test_an_analysis_prints_a_plan_that_works(capsys, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    options = "--predict-only", "--num-neighbors=-1,2", "--batch-size", 8
+    assert run(capsys, "partition", "synthetic:num_vertices=300", "d e", "--parts", 2, "--seeds", "all")[0] == 0
+    for words in (["synthetic:num_vertices=300", "--parts", 2, "--seeds", "val"], ["d e"]):
+        out = run(capsys, "analyze", *words, *options)[1]
+        (command,) = (line for line in out.splitlines() if line.startswith("  salientpp plan"))
+        assert "--num-neighbors=-1,2 --batch-size 8" in command and "--memory" in command
+        assert ("--hosts 2,4" in command) == (len(words) > 1)
+        code, out, err = run(capsys, *shlex.split(command)[1:])
+        assert (code, err) == (0, "") and "batch size 8" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            "synthetic",
+            "are required: --machines, --hosts. Example: salientpp plan synthetic --machines 10GbE --hosts 2,4",
+        ),
+        (
+            "synthetic --hosts 3",
+            "are required: --machines. Example: salientpp plan synthetic --machines 10GbE --hosts 2,4",
+        ),
+        ("d", "are required: --machines. Example: salientpp plan DIR --machines 10GbE"),
+    ],
+)
+def test_a_plan_names_all_missing_options_at_once(capsys, folder, words, text):
+    (folder / "d").mkdir()
+    (folder / "d" / "manifest.json").touch()
+    with pytest.raises(SystemExit):
+        run(capsys, "plan", *words.split())
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", SUBCOMMANDS)
