@@ -112,11 +112,13 @@ class Batches:
 
 def is_without_split(batches: Batches, data: Any) -> bool:
     """Returns True if all vertices are seeds and the graph has no training split. ``batches`` has its defaults filled in."""
-    type_, split = batches.seeds if isinstance(batches.seeds, tuple) else (None, batches.seeds)
-    if batches.link or split != "all":
+    # A wrong type or split is refused later.
+    is_typed = isinstance(batches.seeds, tuple) and len(batches.seeds) == 2
+    type_, split = batches.seeds if is_typed else (None, batches.seeds)
+    if batches.link or not isinstance(split, str) or split != "all":
         return False
     if isinstance(data, PartitionedGraph):
-        return (type_ is not None or not data.is_hetero) and "train" not in data.description.vertices(type_).splits
+        return any(each.name == type_ and "train" not in each.splits for each in data.description.node_types)
     return "train_mask" not in data
 
 
