@@ -132,7 +132,7 @@ class Analysis:
     results: tuple[Volume, ...]
     device_rows: tuple[DeviceRows, ...]
     copies: tuple[Copies, ...]
-    #: False if all vertices are seeds because the graph has no training split. Files do not have this field.
+    #: False if all vertices are seeds because the graph has no training split.
     has_split: bool = True
 
     def of(self, **labels: Any) -> list[Volume]:
@@ -169,9 +169,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; ``schema`` is the version of their format."""
-        values = asdict(self)
-        del values["has_split"]
-        return {"schema": 3, **values}
+        return {"schema": 3, **asdict(self)}
 
     def to_csv(self) -> str:
         """Returns one line per result. The columns are the fields of :class:`Volume`, :class:`Ahead` and :class:`Summed`, without figures by rank."""

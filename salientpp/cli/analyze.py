@@ -213,11 +213,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_directory: bool) -> str:
-    """Returns a `salientpp plan` for the same graph and batches, with the advised memory."""
+    """Returns a `salientpp plan` for the same graph and batches, with the advised memory; empty if `plan` knows no such batches."""
     from salientpp.analysis.verdict import advised_memory, static_caches
     from salientpp.datasets.load import is_partition
     from salientpp.partitioning.options import METHODS
 
+    if arguments.send_as or _given(arguments, WAYS_TO_DRAW):
+        return ""
     words = ["salientpp", "plan", arguments.dataset, "--machines", "10GbE"]
     is_assigned = is_partition(arguments.dataset) and arguments.method in (None, "given")
     method = "auto" if is_assigned else arguments.method
@@ -233,7 +235,8 @@ def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_director
     if arguments.num_neighbors:
         words.append(f"--num-neighbors={','.join(map(str, arguments.num_neighbors[0]))}")
     words += ["--batch-size", str(arguments.batch_size)] if arguments.batch_size is not None else []
-    words += ["--seeds", arguments.seeds] if arguments.seeds and arguments.link is None else []
+    words += ["--seeds", arguments.seeds] if arguments.seeds else []
+    words += ["--seed", str(arguments.seed)] if arguments.seed else []
     if not is_directory:
         words += ["--method", method] if method is not None else []
         words += ["--data", str(arguments.data)] if arguments.data != Path("data") else []

@@ -9,7 +9,7 @@ from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import add_data, add_json, adder, json_of, values_of
 
 HELP = "convert a graph that is larger than memory into memory-mapped files"
-EXAMPLE = "salientpp convert edges:edges.csv,skip=1 converted --undirected"
+EXAMPLE = "salientpp convert edges:edges.csv converted --undirected"
 
 
 #: Help of each argument.

@@ -34,6 +34,8 @@ class WrongName(Exception):
         """Returns the message, and the command that works. ``words``: the command that failed."""
         if not self.instead:
             return f"{self}; `salientpp {words[0]} --help` names the kinds of datasets"
+        if words.count(self.name) > 1:  # it is unknown which of these words is the dataset
+            return f"{self}: {self.instead}"
         at = words.index(self.name)
         return f"{self}: salientpp {shlex.join([*words[:at], self.instead, *words[at + 1 :]])}"
 
@@ -51,6 +53,9 @@ def dataset_of(text: str) -> str:
 
 def _check(text: str) -> None:
     kind, _, rest = text.partition(":")
+    is_directory = (Path(text) / "manifest.json").is_file()
+    if is_directory and ":" in text:  # a dataset directory of this name
+        return
     if kind in KINDS or kind.startswith("ogbn-"):
         path = rest.partition(",")[0] if kind == "converted" else rest
         if kind in ("npz", "pyg", "converted") and rest and not Path(path).exists():
@@ -63,7 +68,7 @@ def _check(text: str) -> None:
         raise WrongName(
             f"{text} is a converted graph; put converted: before its name; write", text, f"converted:{text}"
         )
-    if (Path(text) / "manifest.json").is_file():
+    if is_directory:
         return
     try:
         source = to_convert(text)

@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ""
     written: list[Path] = []
     try:
-        parser = _parser(dataset_of)
+        asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+        parser = _parser(str if asks_for_help else dataset_of)
         try:
             parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
         except SystemExit as end:

@@ -145,8 +145,9 @@ class Options(Values):
         try:
             found = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
-            kind = str(self.device).partition(":")[0]
-            raise ValueError(f"device must be {there}, got {self.device!r}{did_you_mean(kind, _KINDS)}") from error
+            kind = self.device.partition(":")[0] if isinstance(self.device, str) else None
+            meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
+            raise ValueError(f"device must be {there}, got {self.device!r}{meant}") from error
         if found.type == "cpu":
             return found
         is_accelerator = accelerator is not None and found.type == accelerator.type and number > 0

@@ -33,14 +33,17 @@ def _extra_repr(model: Module) -> str:
     return ", ".join(filter(None, [type(model).extra_repr(model), _WORDS]))
 
 
-def print_trimmed_of(kind: type[Module]) -> None:
+def print_trimmed_of(kind: type[Module]) -> type[Module]:
     """Makes trimmed models of a class say that they are trimmed if the class prints without ``extra_repr``, as PyG's models do.
 
     Python takes ``__repr__`` from the class, never from the object. The class's other models print as before.
+
+    Returns:
+        The base class with this ``__repr__``. It can be pickled where ``kind`` cannot, such as the classes that ``torch.fx`` makes.
     """
-    own = kind.__repr__
+    own, base = kind.__repr__, next(base for base in kind.__mro__ if "__repr__" in vars(base))
     if own is Module.__repr__ or hasattr(own, _ADDS):
-        return
+        return base
 
     @functools.wraps(own)
     def printed(model: Module) -> str:
@@ -49,4 +52,5 @@ def print_trimmed_of(kind: type[Module]) -> None:
         return f"{own(model)}, {_WORDS}" if is_trimmed else own(model)
 
     setattr(printed, _ADDS, True)
-    cast(Any, next(base for base in kind.__mro__ if "__repr__" in vars(base))).__repr__ = printed
+    cast(Any, base).__repr__ = printed
+    return base

@@ -154,8 +154,7 @@ class Trimming:
     """State of a trimmed model. It has a plan for each combination of modes and arguments that the order of the model's layers may depend on."""
 
     def __init__(self, norms: Norms, check: bool = True, kind: type[torch.nn.Module] = torch.nn.Module) -> None:
-        self.norms, self.check, self.kind = norms, check, kind
-        print_trimmed_of(kind)
+        self.norms, self.check, self.kind = norms, check, print_trimmed_of(kind)
         self.plans: dict[Any, Planned] = {}
         self.attributes: Attributes | None = None
         # The thread of a running forward pass, during which layers are replaced.

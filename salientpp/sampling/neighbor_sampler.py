@@ -95,7 +95,7 @@ class NeighborSampler(BaseSampler):
     ) -> None:
         if not directed:
             warnings.warn(
-                "directed=False is deprecated; pass subgraph_type='induced'", DeprecationWarning, stacklevel=2
+                "directed=False is deprecated; pass subgraph_type='induced'", DeprecationWarning, stacklevel=3
             )
             subgraph_type = SubgraphType.induced
         if sample_direction not in ("forward", "backward"):
@@ -365,7 +365,7 @@ def _changed(sampler: NeighborSampler) -> str:
 def _warn_without_edges(data: Data) -> None:
     if data.get("edge_index") is None and data.get("adj_t") is None:
         warnings.warn(
-            "data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=3
+            "data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=4
         )
 
 

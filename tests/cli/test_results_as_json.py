@@ -214,3 +214,20 @@ def test_a_graph_without_splits_is_analyzed_from_all_vertices(capsys, folder):
     np.savez("g.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
     found = written(capsys, "analyze", "npz:g.npz", "--parts", 2, "--method", "random", "--predict-only")
     assert found["seeds"] == "all"
+
+
+def test_a_word_that_stands_twice_is_not_replaced(capsys, folder):
+    assert run(capsys, "convert", "edges:edges.csv", "analyze")[0] == 0
+    assert mistake(capsys, "analyze", "analyze").endswith("put converted: before its name; write: converted:analyze")
+
+
+def test_help_is_printed_beside_a_wrong_name(capsys, folder):
+    with pytest.raises(SystemExit) as end:
+        run(capsys, "analyze", "nowhere", "--help")
+    assert end.value.code == 0 and "--replication-factors" in capsys.readouterr().out
+
+
+def test_a_dataset_directory_may_have_the_name_of_a_kind(capsys, folder):
+    assert run(capsys, "convert", "edges:edges.csv", "graph")[0] == 0
+    assert run(capsys, "partition", "converted:graph", "npz:x", "--parts", "2", "--method", "random")[0] == 0
+    assert run(capsys, "analyze", "npz:x", "--epochs", "1")[0] == 0

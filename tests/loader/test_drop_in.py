@@ -1265,6 +1265,14 @@ def test_directed_false_is_the_old_name_for_induced():
     assert all(differences(a, b) == [] for a, b in zip(old, new, strict=True))
 
 
+def test_warnings_of_samplers_name_the_users_line():
+    with pytest.warns(DeprecationWarning, match="directed=False") as old:
+        NeighborSampler(graph(), [2], directed=False)
+    with pytest.warns(UserWarning, match="neither edge_index nor adj_t") as without:
+        NeighborSampler(Data(x=torch.arange(6)), [2])
+    assert [old[0].filename, without[0].filename] == [__file__] * 2
+
+
 def test_a_graph_without_edges_warns_and_gives_only_seeds():
     with pytest.warns(UserWarning, match="data has neither edge_index nor adj_t, so batches hold their seeds only"):
         loader = NeighborLoader(Data(x=torch.arange(6)), [2], batch_size=3)

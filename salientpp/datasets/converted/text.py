@@ -282,10 +282,11 @@ def _header_of(path: Path, head: list[bytes], ends: Ends, name: str) -> int | No
             return 0
         ends_of(names, f"{path}, line {first + 1}", ends)
         return first + 1
-    if len(names) == 2 and {end_of(one) for one in names} == {0, 1}:
+    # With digits, as in v1,u2, the words may be ids of vertices.
+    if len(names) == 2 and {end_of(one) for one in names} == {0, 1} and not re.search(r"\d", "".join(names)):
         return first + 1
     is_followed = len(texts) > 1 and _is_numbers(head[texts[1]])
-    if len(names) == 2 and _are_names(names) and is_followed:
+    if len({*names}) == len(names) == 2 and _are_names(names) and is_followed:
         raise ValueError(
             f"{path}, line {first + 1} looks like a header ({', '.join(names)}); write {name},source={names[0]},target={names[1]} if the edges lead "
             f"from {names[0]} to {names[1]}, else exchange the two names"

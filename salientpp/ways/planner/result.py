@@ -113,7 +113,7 @@ class MemoryPlan:
             yield f"{hidden} slower combinations are not shown."
         yield f"chosen: {chosen.choice.words}, because {self.reason}."
         if any(not line.choice.cache and not line.cost.bytes_in for line in self.lines):
-            yield "all ranks share one host, or need no rows that they lack, so nothing is fetched and copies save nothing."
+            yield "all ranks share one host, or need no rows that they lack, so nothing is fetched, and copies on the host save nothing."
         of_host = [
             f"{format_bytes(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory
         ]

@@ -406,6 +406,11 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
         ),
         {},
     ),
+    "ids that look like names of ends": (
+        lambda folder: text(folder, "v1,u2\n" + lines()),
+        r"e\.csv, line 1 looks like a header \(v1, u2\)",
+    ),
+    "a name twice": (lambda folder: text(folder, "id,id\n" + lines()), r"line 1: expected 2 integers"),
     "a header without the given names": (
         lambda folder: text(folder, "c,d\n" + lines(), ",num_vertices=6,source=a,target=b"),
         r"e\.csv, line 1 must have one column 'a', got c, d",

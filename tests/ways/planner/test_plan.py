@@ -111,7 +111,7 @@ def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
 
 
 def test_a_table_says_why_copies_save_nothing():
-    said = "all ranks share one host, or need no rows that they lack, so nothing is fetched"
+    said = "all ranks share one host, or need no rows that they lack, so nothing is fetched, and copies on the host save nothing"
     bare = line(Choice(), 1.0)
     nothing = dataclasses.replace(bare, cost=dataclasses.replace(bare.cost, bytes_in=0.0))
     full = dataclasses.replace(nothing, choice=Choice(100))
