@@ -18,7 +18,7 @@ Kind = TypeVar("Kind")
 
 
 def leaves(value: Any, objects: bool = False) -> Iterator[Any]:
-    """Yields every value inside a container, or ``value`` itself if it is none."""
+    """Yields every value inside a container, or ``value`` itself if it is not a container."""
     if isinstance(value, (list, tuple)):
         for each in value:
             yield from leaves(each, objects)
@@ -45,7 +45,7 @@ def _leaves_of_object(value: Any) -> Iterator[Any]:
 
 
 def found(value: Any, kind: type[Kind], objects: bool = False) -> Iterator[Kind]:
-    """Yields the :func:`leaves` of a type."""
+    """Yields the :func:`leaves` of type ``kind``."""
     return (each for each in leaves(value, objects) if isinstance(each, kind))
 
 

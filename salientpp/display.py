@@ -1,4 +1,4 @@
-"""Text and HTML in which objects show themselves, on a console and in a notebook."""
+"""Renders results as text for a console and as HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Table:
     """A table of texts. The first column is aligned to the left, the others to the right.
 
     Attributes:
-        headings: of the columns.
+        headings: texts above the columns.
         lines: the cells, line by line.
         title: text above the table.
     """
@@ -31,12 +31,12 @@ class Table:
 
 
 def html(*blocks: Any) -> str:
-    """Returns HTML of texts, of tables, and of tables of ``rich``. Everything in them is escaped."""
+    """Renders blocks as HTML. A block is a text, a :class:`Table` or a table of ``rich``; all its text is escaped."""
     return "".join(f"<p>{escape(block)}</p>" if isinstance(block, str) else _of_table(block) for block in blocks)
 
 
 def text(blocks: Sequence[Any], width: int) -> str:
-    """Returns texts and tables of ``rich`` as a console of this width prints them, without spaces at the ends of lines."""
+    """Renders texts and tables of ``rich`` as a console of ``width`` columns prints them, without spaces at the ends of lines."""
     from rich.console import Console  # importing rich takes as long as making a small loader
 
     printed = io.StringIO()

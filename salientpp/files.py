@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 def what_to_do(error: BaseException, otherwise: str) -> str:
-    """Returns advice on an error of the system, or on memory that ran out: a remedy for what the machine lacks, or else ``otherwise``."""
+    """Returns advice for the text of an error: a remedy if the machine lacks something, such as memory or disk space, or else ``otherwise``."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     return _REMEDIES.get(code or 0, otherwise)
 
@@ -88,7 +88,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[None]:
-    """Writes ``path`` as :func:`write_whole` does, but gives the file its name at the end of the block. If the block raises, nothing has changed."""
+    """Writes ``path`` as :func:`write_whole` does, but names the file at the end of the block. If the block raises, a regular ``path`` is unchanged."""
     with contextlib.ExitStack() as stack:
         temporary = None
         with _naming(path):
@@ -117,7 +117,7 @@ def _naming(path: Path) -> Iterator[None]:
 def is_replaced(path: Path) -> bool:
     """True if :func:`write_whole` replaces ``path``. It does if ``path`` does not exist, or is a regular file that is neither stdout nor stderr.
 
-    A link that leads to a deleted or renamed file does not count as such a file.
+    False for a link that leads to a deleted or renamed file.
     """
     found = _stat(path)
     if found is None:
@@ -170,7 +170,7 @@ def _written_beside(path: Path, write: Callable[[BinaryIO], object]) -> Iterator
 
 
 def save_array(file: BinaryIO, array: np.ndarray) -> None:
-    """Writes an array in the format of :func:`numpy.save`, whose own errors lack the number of the system's error."""
+    """Writes an array in the format of :func:`numpy.save`. Unlike there, an error has the operating system's error number."""
     import numpy as np
 
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))

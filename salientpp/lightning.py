@@ -1,8 +1,8 @@
 """PyG's data modules for Lightning, with this package's loaders.
 
 The data modules of :mod:`torch_geometric.data.lightning` draw with PyG's own sampler, which needs pyg-lib or torch-sparse. The modules here take the
-same arguments and draw with this package's sampler, also on a partitioned graph. Lightning (``pip install salientpp[lightning]``) is needed to make one,
-not to import this module.
+same arguments and draw with this package's sampler, also on a partitioned graph. Lightning (``pip install salientpp[lightning]``) is needed to construct a data
+module, not to import this file.
 
 Lightning counts epochs and batches, and stores the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows* the trainer: before its
 first batch it asks for the position in the epoch. A checkpoint also needs the random seed, which the data module adds to it.
@@ -34,7 +34,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy", "time_window"}
 
 
-#: Options of memory for rows of other ranks. The training loader takes that of all loaders of a data module.
+#: Options that size the cache for rows of other ranks. A loader that gets the cache of another loader does not get them.
 _OF_CACHE = {"memory", "replication_factor"}
 
 
@@ -109,7 +109,7 @@ class FollowingLoader:
 
 
 class _GraphData(pyg.LightningDataModule):
-    """Base of both data modules: one sampler, one cache and one random seed for all loaders, and each rank's share of the seeds.
+    """Base of both data modules. All loaders of a module use one sampler, one cache and one random seed, and each rank visits its part of the seeds.
 
     Args:
         data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
@@ -301,7 +301,7 @@ class _GraphData(pyg.LightningDataModule):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({pyg.kwargs_repr(data=self.data, loader=self.loader, **self.kwargs)})"
 
-    #: Lightning's version makes every loader to print its size, and so would wait for other ranks.
+    #: Lightning's ``__str__`` constructs every loader to print its size, and so would wait for other ranks.
     __str__ = __repr__
 
 
@@ -471,5 +471,5 @@ def _fills_cache(kwargs: dict[str, Any]) -> bool:
 
 
 def _has_budget(kwargs: dict[str, Any]) -> bool:
-    """Returns True if a loader with these arguments plans copies of rows of other ranks."""
+    """Returns True if a loader with these arguments has a memory budget for copies of other ranks' rows."""
     return Options(memory=kwargs.get("memory")).memory is not None

@@ -103,7 +103,7 @@ class lazy(Generic[T]):
     """Value of a method, computed on first use and stored in the object.
 
     Like ``functools.cached_property``, but without a lock. Up to Python 3.11, that function has one lock for all objects. In a child that is forked while a
-    thread holds the lock, it stays held. If several threads ask for the value before it is stored, each of them may compute it.
+    thread holds that lock, the lock stays held. If several threads ask for the value before it is stored, each of them may compute it.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -119,7 +119,7 @@ class lazy(Generic[T]):
 
 
 def outside_inference(function: Made) -> Made:
-    """Decorates a function that makes tensors which stay. If the caller is in inference mode, the function runs without gradients instead.
+    """Decorates a function whose tensors outlive the call. If the caller is in inference mode, the function runs without gradients instead.
 
     A tensor that is made in inference mode can be written to in inference mode only, and never be saved for a backward pass.
     """
@@ -189,7 +189,7 @@ class Threads:
 
 
 class Task:
-    """A function call submitted to :class:`Threads`. In a child that was forked meanwhile it runs again, so running it twice must be harmless."""
+    """A function call submitted to :class:`Threads`. A child that is forked later runs the call again, so running it twice must be harmless."""
 
     def __init__(self, threads: Threads, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._threads, self._function, self._args = threads, function, args
@@ -216,7 +216,7 @@ class Task:
 
 
 class Undone:
-    """Delayed ``function(*args)``, which the thread that asks for the result runs."""
+    """Delays ``function(*args)`` until a thread asks for the result. That thread then runs it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function, self._args = function, args

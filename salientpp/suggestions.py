@@ -1,4 +1,4 @@
-"""Says which name a mistyped one may stand for."""
+"""Suggests known names for a name that is mistyped."""
 
 from __future__ import annotations
 

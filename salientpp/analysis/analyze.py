@@ -1,7 +1,7 @@
 """Counts and forecasts the feature rows that would cross the network in an epoch, and the savings of caches, lookahead and sums.
 
 The count equals the count of a run with the same seed. For each batch of the loaders, it is the number of distinct rows that the host lacks and no cache
-has. No way changes a batch, so one dry run of the loaders' engine serves to count every way.
+has. No cache or other method changes a batch, so one dry run of the loaders' engine serves to count them all.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from salientpp.ways.lookahead.shape import Window, check_lookahead
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways to compare.
+    """The caches and other methods to compare.
 
     Attributes:
         policies: names of ``vip.policies.POLICIES``, and 'oracle', which means both oracles. None: the policies in
             :data:`~salientpp.analysis.caches.DEFAULT_POLICIES` that support the batches.
-        replication_factors: α >= 0, any number of them.
+        replication_factors: sizes of the caches, α >= 0, any number of them.
         lookahead: value of the loaders' ``lookahead``. The rows that such loaders fetch with the policy 'vip' are counted. None: the rows for 'auto' are only
             forecast.
         sums: True to count the rows and sums that loaders with ``partial_aggregation`` and the policy 'vip' fetch, and those that they copy to a device.
@@ -90,7 +90,7 @@ def analyze(
         data: a ``Data``, which is partitioned here in memory, for the first of ``batches``; or an opened dataset directory. With a directory, vertices have
             the same ids as in a loader, so the counts equal those of a run exactly.
         batches: the batches to count, or several kinds of batches, which differ only in ``num_neighbors``.
-        ways: the ways to compare.
+        ways: the caches and other methods to compare.
         parts: K; needed for a ``Data``.
         method, edge_weights, refine: options for partitioning a ``Data``, as in ``partition``.
         ranks: W; None: the number of parts. With more ranks than parts, several ranks split the seeds of a part. With fewer, a rank has several parts.

@@ -20,9 +20,9 @@ class Batches:
     """The batches of a job, described by loader arguments of the same names.
 
     Attributes:
-        num_neighbors, batch_size, seeds: None: the values that the dataset directory was ordered for. For a graph in memory, None stands for the fanouts 15,
-            10, 5, for 1024 and for 'train', or for 'all' without a training split. ``seeds`` is the name of a split or 'all'. With several vertex types it is
-            the value of ``input_nodes``, and with ``link`` the value of ``edge_label_index``.
+        num_neighbors, batch_size, seeds: None stands for the values that the dataset directory was ordered for. For a graph in memory, it stands for the
+            fanouts 15, 10, 5, for the batch size 1024, and for 'train', or for 'all' without a training split. ``seeds`` is the name of a split or 'all'. With
+            several vertex types it is the value of ``input_nodes``, and with ``link`` the value of ``edge_label_index``.
         epochs: number of epochs to count, from the first one on.
         seed: seed of the batches, and of the partition of a graph in memory.
         link: True if seeds are edges.
@@ -55,7 +55,7 @@ class Batches:
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """``num_neighbors``; if edge types differ, the fanouts of each."""
+        """``num_neighbors`` as a tuple; several tuples if edge types differ."""
         if not isinstance(self.num_neighbors, Mapping):
             return tuple(self.num_neighbors)
         each = list(dict.fromkeys(map(tuple, self.num_neighbors.values())))

@@ -1,4 +1,4 @@
-"""Counts and forecasts the rows that static caches leave to fetch, for every policy and replication factor.
+"""Counts and forecasts the rows that are still fetched with static caches, for every policy and replication factor.
 
 A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches the row, unless the row is cached.
 Besides the count, inclusion probabilities give a forecast, which needs no sampling. The forecast is too high from two hops on, so a few batches calibrate it.
@@ -42,7 +42,7 @@ ORACLES = ("oracle", "oracle-heldout")
 DEFAULT_POLICIES = (*(name for name in POLICY_NAMES if name != "vip-hop"), "oracle")
 #: Policies that need sampling. They have no forecast without it.
 LEARNED = (*ORACLES, "simulation")
-#: Names of two ways: one cache for all ranks of a host, as loaders have it; and one cache for each rank, with the same α.
+#: Names of two kinds of caches: one cache for all ranks of a host, as loaders have it; and one cache for each rank, with the same α.
 CACHE, PRIVATE = "cache", "private cache"
 #: Number of batches per rank that calibrate the forecast.
 _CALIBRATION_BATCHES = 20
@@ -268,7 +268,7 @@ class Caches:
             self.variance[way] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
 
     def volumes(self) -> Iterator[Volume]:
-        """Yields the rows that are left, by way, policy, replication factor and vertex type."""
+        """Yields the rows still fetched with each kind of cache, policy, replication factor and vertex type."""
         job, epochs = self._job, self._epochs
         totals = {each: self._total(rows) for each, rows in self.left.items()}
         bare = self._total(self.bare)

@@ -36,7 +36,7 @@ class MemoryGraph:
         vip: by part, float32 [N], the inclusion probabilities for ``known_for`` (fanouts and batch size).
         order: int64 [N], the user's id of every vertex.
         quality: quality of the partition.
-        offsets: for each part of this view, the first of the parts that it joins; at the end, the number of all parts.
+        offsets: for each part of this view, which may join several consecutive parts, the first of these; at the end, the number of all parts.
         part_id: number of the part of this view that the view's rank visits; None: no rank.
     """
 
@@ -79,7 +79,7 @@ class MemoryGraph:
         return self.order[n_id]
 
     def split(self, name: str, part_id: int, type_: None = None) -> Tensor:
-        """Returns the seeds of a part, whatever ``name`` is."""
+        """Returns the seeds of a part; ``name`` has no effect."""
         return torch.cat(list(self.seeds[self.offsets[part_id] : self.offsets[part_id + 1]]))
 
     def workload(

@@ -111,7 +111,7 @@ class Job:
 
     @cached_property
     def units(self) -> list[Basis]:
-        """The units: for each part that ranks visit, the basis of one of its ranks."""
+        """Returns, for each part that ranks visit (a unit), the basis of one of its ranks."""
         return [*{engine.basis.epochs.placement.own_part: engine.basis for engine in self.engines}.values()]
 
     @cached_property

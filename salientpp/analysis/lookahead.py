@@ -1,7 +1,7 @@
-"""Counts the rows that ranks fetch if they know their next batches.
+"""Counts the rows that ranks fetch with caches that know the next batches.
 
-The planner (:mod:`salientpp.ways.lookahead.planner`) is the planner of loaders with ``lookahead=``. The first epoch begins with the rows of the static
-cache, and later epochs begin with the rows that the epoch before left in the cache. Over a topology in parts, a window ends with its epoch.
+The planner of loaders with ``lookahead=`` (:mod:`salientpp.ways.lookahead.planner`) chooses the rows to keep. The first epoch begins with the rows of the
+static cache, and later epochs begin with the rows that the epoch before left in the cache. If the topology is stored in parts, a window ends with its epoch.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Lookahead:
         self._first += 1
 
     def _known(self, number: int) -> Tensor | None:
-        """Returns the list of a batch, or None if a loader does not know it yet."""
+        """Returns the coded remote ids of a batch, or None if a loader does not know them yet."""
         is_later = number // self._num_batches != self._first // self._num_batches
         return None if self._ends_with_epoch and is_later else self._list(number)
 
@@ -145,7 +145,7 @@ class Lookahead:
 
 
 def volumes(ranks: Sequence[list[Known]], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
-    """Returns, for each static cache in ``vip``, the rows that all ranks fetch with lookahead and as much memory. With ``epochs=0`` these are forecasts."""
+    """Returns, for each static cache in ``vip``, the rows that all ranks fetch with lookahead in the same memory. With ``epochs=0`` these are forecasts."""
     found = []
     for own, known in zip(vip, zip(*ranks)):
         static, static_rows = sum(each.static for each in known), own.remote_rows_per_rank or ()

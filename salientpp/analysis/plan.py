@@ -1,4 +1,4 @@
-"""Predicts a job's epochs before machines are rented: for numbers of hosts, amounts of memory, and combinations of ways.
+"""Predicts a job's epochs before machines are rented: for numbers of hosts, amounts of memory, and combinations of methods.
 
 The planner of the loaders (:mod:`salientpp.ways.planner`) prices each combination for each rank of a :class:`~salientpp.analysis.job.Job`. The ranks run in
 this process, one after the other, and no rows move. The slowest rank determines the time of an epoch.
@@ -41,14 +41,14 @@ SHARES = (0.0, 0.05, 0.2, 1.0)
 
 @dataclass(frozen=True)
 class Question:
-    """The jobs and ways that a plan compares.
+    """The jobs and methods that a plan compares.
 
     Attributes:
         hosts: numbers of hosts. Empty: for a dataset directory, the number of parts, and the powers of two below it whose ranks fit the parts.
         ranks_per_host: ranks on each host.
         memory: bytes of a host for copies of rows. Empty: :data:`SHARES` of the bytes of all rows.
         device_memory: bytes of each rank's device for copies of rows.
-        allow: names in :data:`ALLOWED`.
+        allow: methods that may change batches, by their names in :data:`ALLOWED`.
         epochs: number of epochs to pay for.
     """
 
@@ -82,7 +82,7 @@ class Question:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of batches and of rows. ``name`` is for tables, and ``options`` is for the loader."""
+    """A kind of batches and of rows, such as int8 rows. ``name`` is for tables, and ``options`` is for the loader."""
 
     name: str
     options: dict[str, Any]
@@ -131,7 +131,7 @@ def plan(
     name: str = "graph",
     progress: Progress | None = None,
 ) -> ShownPlan:
-    """Predicts the epochs of a job for each number of hosts, each amount of memory and each combination of ways.
+    """Predicts the epochs of a job for each number of hosts, each amount of memory and each combination of methods.
 
     Args:
         data: an opened dataset directory, or a ``Data``. The parts of a directory are joined if there are fewer ranks. A ``Data`` is partitioned in memory for
@@ -379,7 +379,7 @@ def _pooled(scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, T
 
 
 def _fixed_memory(job: Job, hosts: int, batches: Sequence[Batch]) -> dict[str, int]:
-    """Returns bytes of a host that do not depend on the ways: its own rows, the topology, and the batches in flight."""
+    """Returns bytes of a host that do not depend on caches and other methods: its own rows, the topology, and the batches in flight."""
     part, basis = job.part, job.engines[0].basis
     books = basis.source.books
     own = sum(

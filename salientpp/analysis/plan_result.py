@@ -69,14 +69,14 @@ class Planned:
 
     @property
     def recommended(self) -> Prediction:
-        """The least hosts, and then the least memory, with which an epoch takes at most 3 % longer than the shortest one."""
+        """The prediction with the fewest hosts, and then the least memory, whose epoch takes at most 3 % longer than the shortest."""
         limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
         return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))
 
     @property
     def cheapest(self) -> Prediction | None:
-        """The shortest epoch among those that cost at most 3 % more than the least; of epochs within 3 %, the least memory. None without a price."""
+        """The shortest epoch among those that cost at most 3 % more than the cheapest. Among epochs within 3 %, the least memory wins. None without a price."""
         costs = [each.cost for each in self.chosen if each.cost is not None]
         if not costs:
             return None

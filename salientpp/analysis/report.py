@@ -97,7 +97,7 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
 
 
 def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Returns a column for each α."""
+    """Returns (heading, result) for each α."""
     return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
@@ -191,7 +191,7 @@ def remarks(analysis: Analysis, details: bool) -> list[str]:
 
 
 def mean_table(analysis: Analysis) -> Table:
-    """Shows geometric means over num_neighbors of the share of rows left; shares below 0.001 count as 0.001."""
+    """Shows geometric means over num_neighbors of the share of rows still fetched; shares below 0.001 count as 0.001."""
     tables = [static_caches(analysis, numbers) for numbers in analysis.num_neighbors]
 
     def mean(key: tuple[str, str], alpha: float) -> str:
@@ -207,7 +207,7 @@ def mean_table(analysis: Analysis) -> Table:
 
 
 def device_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows the expected host-to-device rows over β."""
+    """Shows the rows that a batch copies to the device, over β."""
     columns = [
         ("GPU memory", lambda row: format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–"),
         ("VIP order", attrgetter("rows_per_batch_vip_order")),

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ahead:
-    """Figures for ranks that know their next batches."""
+    """Figures for ranks whose caches know the next batches."""
 
     refused: str | None
     windows: tuple[int, ...]
@@ -82,7 +82,7 @@ class Volume:
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
     def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
-        """Returns the figures of a way that is compared with this static cache and uses as much memory.
+        """Returns the figures of another method that uses as much memory as this static cache.
 
         Args:
             rows: counted rows by rank, or None.
@@ -99,7 +99,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Rows of its own part that a batch is expected to copy from host to device, mean over parts, by GPU fraction β."""
+    """Expected rows of a rank's part that a batch copies from host to device, if the device holds the fraction β of the part. Mean over parts."""
 
     num_neighbors: tuple[int, ...]
     device_fraction: float
@@ -150,7 +150,7 @@ class Analysis:
         return [sum((volume.remote_rows_per_rank or ())[first:last]) for first, last in pairwise(ends)]
 
     def share(self, volumes: Sequence[Volume]) -> float:
-        """Returns the share of bytes that one cache leaves, over all vertex types; the share of rows if the bytes of a row are unknown."""
+        """Returns the fraction of the bytes that are still fetched with one cache, over all vertex types; of the rows, if the bytes of a row are unknown."""
         weights = [volume.row_bytes or 1 for volume in volumes]
         without = sum(volume.rows_without_cache * weight for volume, weight in zip(volumes, weights))
         left = sum((volume.rows or 0) * weight for volume, weight in zip(volumes, weights))

@@ -1,4 +1,4 @@
-"""Results of an analysis and of a plan that show themselves as the command's tables, on a console and in a notebook."""
+"""Results of an analysis and of a plan, which print as the command's tables on a console and in a notebook."""
 
 from __future__ import annotations
 

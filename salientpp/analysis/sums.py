@@ -1,7 +1,7 @@
-"""Counts the rows and sums that ranks fetch and copy to devices, if owners and hosts compute the sums that they can.
+"""Counts the rows and sums that ranks fetch, and that hosts copy to devices, with ``partial_aggregation``.
 
-The plan (:mod:`salientpp.ways.sums.plan`) is the plan of loaders with ``partial_aggregation=``. The decision of 'auto' for or against sums follows from the
-same trial.
+:mod:`salientpp.ways.sums.plan` chooses the sums, as in loaders with ``partial_aggregation=``. 'auto' decides for or against sums by the same trial as in
+loaders.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SumTraffic:
 
 
 def volumes(ranks: Sequence[SumTraffic], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
-    """Returns, for each static cache in ``vip``, what all ranks fetch with sums and as much memory; and for each β, what hosts copy to devices."""
+    """Returns, for each static cache in ``vip``, what all ranks fetch with sums in the same memory; and for each β, what hosts copy to devices."""
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))
     for own, by_rank, auto in zip(vip, moved, asks):

@@ -10,7 +10,7 @@ from salientpp.analysis.result import Analysis, Volume
 from salientpp.display import format_bytes
 from salientpp.ways.planner.choices import index_bytes_of
 
-#: Share of the traffic that the recommended cache saves, if one that was counted does. Below the second share a cache hardly helps.
+#: Fraction of the traffic that the recommended cache should save. A cache that saves less than the second fraction hardly helps.
 _ENOUGH, _HARDLY = 0.5, 0.05
 
 
@@ -28,7 +28,7 @@ def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> StaticCaches:
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Returns the savings of the smallest cache that saves half of the traffic, or else of the largest; then the traffic, and the size of the graph."""
+    """Returns lines of text: the savings of the smallest cache that saves half of the traffic, or else of the largest; the traffic; the size of the graph."""
     lines = []
     for numbers in analysis.num_neighbors:
         label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""

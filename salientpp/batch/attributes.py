@@ -50,7 +50,7 @@ def _is_rows(value: object) -> bool:
 
 
 class NodeAttributes:
-    """The vertex attributes of one storage. Each call is given the storage, and uses the attributes that it has at that moment.
+    """Cuts the vertex attributes of one storage to a sample. Each call is given the storage, and uses the attributes that it has at that moment.
 
     Args:
         store: the storage as it is when the loader is constructed.
@@ -97,7 +97,7 @@ class NodeAttributes:
 
 
 class EdgeAttributes:
-    """The edges of one storage and their attributes. Each call is given the storage, and uses what it has at that moment.
+    """Cuts the edges of one storage and their attributes to a sample. Each call is given the storage, and uses what it has at that moment.
 
     Args:
         store: the storage as it is when the loader is constructed.
@@ -149,7 +149,7 @@ class EdgeAttributes:
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
-    """Returns both as int64 [2, e], without a copy if the sampler made ``row`` and ``col`` as one tensor in this order."""
+    """Joins ``row`` and ``col`` to int64 [2, e], without a copy if the sampler made them as one tensor in this order."""
     base = row._base
     if base is not None and base is col._base and base.shape == (2, row.numel()) and row.data_ptr() == base.data_ptr():
         return base

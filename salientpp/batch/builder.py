@@ -26,7 +26,7 @@ from salientpp.store.frames import Frame, put_tables_together
 
 @dataclass
 class BatchBuilder:
-    """Builds the batches of one loader from MFGs and rows.
+    """Builds the batches of one loader from samples (MFGs) and their rows.
 
     Attributes:
         fetch: fetches the rows.
@@ -36,7 +36,7 @@ class BatchBuilder:
         pin_memory: if True, put finished CPU batches into pinned host memory.
         dtype: dtype of the delivered ``x``. None: as stored.
         own: columns whose rows come from a user's source instead of the data.
-        held: contents of the data when the tiers were made. None: the data cannot change.
+        held: contents of the data when the tiers that ``fetch`` reads were made. None: the data cannot change.
         marks_sizes: if True, tell ``torch.compile`` which sizes change.
         frames: by type and attribute name, the tables whose columns are gathered.
     """
@@ -107,7 +107,7 @@ class BatchBuilder:
         return now.equals(self.held) or all(self.has_current(column, then, now) for column in self.fetch.columns)
 
     def has_current(self, column: Column, then: Contents | None, now: Contents) -> bool:
-        """True if the rows that a batch begun with ``then`` gathered equal the rows in ``now``. A write makes copies on the device stale."""
+        """True if the rows gathered for a batch that was begun with the contents ``then`` equal those in ``now``. A write makes copies on the device stale."""
         if column in self.own:
             return True
         if not now.has_same(column, then):

@@ -1,7 +1,7 @@
-"""``edge_index`` of a batch as a tensor that knows the hops of its batch.
+"""``edge_index`` of a batch as a tensor that knows the hops of its batch (:class:`~salientpp.sampling.hops.Hops`).
 
-Models of :func:`salientpp.nn.trim` read from it which rows the seeds need. The tensor computes as any other; results of operations are plain tensors. A copy
-knows the hops too, also on another device. A tensor that was written to does not know them.
+Models trimmed by :func:`salientpp.nn.trim` read from it which rows the seeds need. The tensor computes as any other; results of operations are plain tensors.
+A copy knows the hops too, also on another device. A tensor that was written to does not know them.
 """
 
 from __future__ import annotations

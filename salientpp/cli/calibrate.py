@@ -157,7 +157,7 @@ def link_of(text: str) -> Link:
 
 
 def _function(text: str) -> Callable[[Any], Any]:
-    """Returns the function of the user's file."""
+    """Returns the function that FILE.py:NAME names."""
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name:
         raise ValueError(f"--step must be FILE.py:FUNCTION, such as train.py:make_step, got {text!r}")
@@ -214,7 +214,7 @@ def _step(text: str, made: Any, num_ranks: int) -> tuple[Callable[[Any], Any], f
 
 
 def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.device) -> Basis:
-    """Makes a loader, with the messages of sums if its batches can have sums. Collective."""
+    """Returns the basis of a loader, which can send sums if its batches can have them. Collective."""
     from salientpp.analysis.batches import Batches
     from salientpp.loader.node_loader import NeighborLoader
 
@@ -277,5 +277,5 @@ def _link(link: Link) -> str:
 
 
 def _default(machines: Machines, name: str) -> str:
-    """Returns a remark for a constant that was not measured."""
+    """Returns a remark if a constant was not measured, or an empty text."""
     return " (not measured)" if getattr(machines, name) == getattr(type(machines), name) else ""

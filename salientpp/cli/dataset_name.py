@@ -41,7 +41,7 @@ class WrongName(Exception):
 
 
 def dataset_of(text: str) -> str:
-    """Returns the name of a dataset.
+    """Checks the name of a dataset, and returns it.
 
     Raises:
         WrongName: there is no such file, directory or dataset, or a name without its kind.

@@ -118,7 +118,7 @@ def _trained(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def _table_of_counts(analysis: Analysis) -> Table:
-    """One line for each size of the cache, with a bar for the rows that are fetched with VIP."""
+    """Returns a table: one line for each size of the cache, with a bar for the rows that are fetched with VIP."""
     from rich.bar import Bar
 
     table = _table("Rows that the two ranks will fetch per epoch (counted)", "cache", "VIP", "degree", "random")
@@ -134,7 +134,7 @@ def _table_of_counts(analysis: Analysis) -> Table:
 
 
 def _table_of_runs(analysis: Analysis, trained: list[list[dict[str, Any]]]) -> Table:
-    """One line for each training run: counted and fetched rows, and what the model learnt."""
+    """Returns a table: one line for each training run, with counted and fetched rows, and what the model learnt."""
     titles = ("cache", "rows counted", "rows fetched", "MB", "last loss", "accuracy")
     table = _table("Training without and with a cache (VIP), rows per epoch", *titles)
     for index, alpha in enumerate((0.0, ALPHA)):

@@ -64,7 +64,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
 
 
 def as_json(root: Path, manifest: Mapping[str, Any], **more: Any) -> bytes:
-    """Returns what the manifest of a directory says, without its files, and the sum of their bytes."""
+    """Returns the manifest of a directory as JSON, with the total bytes of its files instead of the files."""
     about = {name: value for name, value in manifest.items() if name not in ("files", "checksum")}
     total = sum(entry["bytes"] for entry in manifest["files"].values())
     return (json.dumps({"root": str(root.absolute()), "bytes": total, **about, **more}, indent=1) + "\n").encode()
@@ -77,7 +77,7 @@ def _partitioned(how: Mapping[str, Any]) -> str:
 
 
 def _words(type_: str | EdgeName) -> str:
-    """Returns the name of a type as words before that of an attribute. They are empty in a homogeneous graph."""
+    """Returns the name of a type, to precede the name of an attribute. Empty in a homogeneous graph."""
     return "" if type_ is None else f"{type_ if isinstance(type_, str) else ' '.join(type_)} "
 
 

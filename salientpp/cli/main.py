@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_words(error: Exception) -> str:
-    """Returns the text of an error. One of the system says what to do."""
+    """Returns the text of an error; for an error of the operating system, with advice."""
     if not isinstance(error, OSError) or error.errno is None or not str(error).startswith("[Errno "):
         return str(error)
     where = "a file" if error.filename is None else reprlib.repr(str(error.filename))
@@ -99,7 +99,7 @@ def _in_words(error: Exception) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that names the closest command or option if one is mistyped, before it misses required ones."""
+    """Parser that names the closest command or option if one is mistyped, before it reports missing ones."""
 
     commands: Sequence[str] = ()
     #: Words that are parsed, and a function that returns from them what is missing besides the required arguments, and an example.
@@ -141,7 +141,7 @@ def _subcommand(name: str) -> ModuleType:
 
 
 def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser:
-    """Returns the parser of all commands. ``dataset_type`` reads the names of datasets, before argparse misses required options."""
+    """Returns the parser of all commands. ``dataset_type`` checks the names of datasets, before argparse reports missing options."""
     lines = ["Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine."]
     for title, names in GROUPS.items():
         lines += ["", f"{title}:", *(f"    {name:<14}{_subcommand(name).HELP}" for name in names)]

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machines(arguments: argparse.Namespace) -> Machines:
-    """Returns the constants of the machines, with those of --set and --price."""
+    """Returns the constants of the machines, as changed by --set and --price."""
     from salientpp.analysis.plan import named_link
     from salientpp.ways.planner.machines import Machines
 

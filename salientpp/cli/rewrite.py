@@ -1,4 +1,4 @@
-"""``salientpp rewrite``: writes a dataset directory again, with the other form of the topology."""
+"""``salientpp rewrite``: writes a dataset directory again, with its topology whole instead of in parts, or the reverse."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SPLITS = ("train", "val", "test")
 
 
 def check_data(data: Data | HeteroData, where: str | None = None) -> None:
-    """Raises ValueError unless ``data`` has the arrays of a graph. ``where`` names the origin of ``data`` in errors."""
+    """Raises ValueError if an array of ``data`` has a wrong type, shape or value. ``where`` names the origin of ``data`` in errors."""
     where = where or ("HeteroData object" if isinstance(data, HeteroData) else "Data object")
     stores = node_stores(data)
     edge_indices = {name: store.get("edge_index") for name, store in edge_stores(data).items()}

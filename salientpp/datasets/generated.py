@@ -104,7 +104,7 @@ def synthetic(
 
 
 def _masks(order: np.ndarray, fractions: Sequence[float]) -> dict[str, np.ndarray]:
-    """Returns the masks of the splits, which divide the vertices in this order."""
+    """Returns the masks of the splits. They take their fractions of ``order`` one after another."""
     # Cumulative sums are rounded, so fractions that add up to one use every vertex.
     bounds = [0, *(round(len(order) * share) for share in accumulate(fractions))]
     masks = {f"{split}_mask": np.zeros(len(order), dtype=bool) for split in SPLITS}
@@ -114,7 +114,7 @@ def _masks(order: np.ndarray, fractions: Sequence[float]) -> dict[str, np.ndarra
 
 
 def _fitting(num_vertices: Any, average_degree: float | None, num_classes: int | None) -> tuple[float, int]:
-    """Returns the average degree and the number of classes, each with a default that fits the number of vertices, which is not checked yet."""
+    """Returns the average degree and the number of classes. A default that fits ``num_vertices``, which is not checked yet, replaces None."""
     few = min(num_vertices, 1000) if is_whole(num_vertices) and num_vertices >= 2 else 1000
     degree = min(20.0, max(1.0, (few - 1) / 2)) if average_degree is None else average_degree
     return degree, min(12, few) if num_classes is None else num_classes

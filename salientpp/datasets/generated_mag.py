@@ -175,10 +175,10 @@ def _draw_links(
     num_targets: int,
     groups: Groups,
 ) -> np.ndarray:
-    """Draws exactly ``num_links`` distinct links: sources in proportion to their weights, float64 [S], and targets near them.
+    """Draws exactly ``num_links`` distinct links. Sources are drawn in proportion to their weights, float64 [S].
 
-    Positions of sources and of targets are scaled to positions of papers, which gives them a community and a class. Returns positions of sources
-    and targets, int64 [2, n].
+    Targets come from the source's community, its class, or anywhere, with the shares of ``groups``. A vertex has the community and class of the
+    paper at the same relative position. Returns positions of sources and targets, int64 [2, n].
     """
     num_sources = weights.size
     if num_links > num_sources * num_targets:

@@ -140,7 +140,7 @@ def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition
 
 
 def to_convert(dataset: str) -> str | None:
-    """Returns the source that `convert` takes for a name that cannot be loaded, or None if it takes none.
+    """Returns the source to give to `convert`, for a dataset that must be converted before it is loaded, else None.
 
     Raises:
         FileNotFoundError: its file or directory does not exist.
@@ -157,7 +157,7 @@ def to_convert(dataset: str) -> str | None:
 
 
 def undirected_hint(source: str) -> str:
-    """Returns what to add to a suggested `convert`. Lists of edges do not say whether their edges have a direction."""
+    """Returns a hint for a suggested `convert`, or "". Files of edges do not say whether their edges have a direction."""
     return " (add --undirected if your edges have no direction)" if source.startswith("edges:") else ""
 
 

@@ -15,7 +15,7 @@ from salientpp.datasets.arrays import check_file, unreadable
 
 
 def is_archive(file: Path) -> bool:
-    """True if a file is a zip archive that can be read. An archive that spans several disks cannot."""
+    """True if a file is a zip archive that can be read. An archive that spans several disks cannot be read."""
     try:
         return zipfile.is_zipfile(file)
     except (zipfile.BadZipFile, struct.error):

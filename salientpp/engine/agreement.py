@@ -12,7 +12,7 @@ from salientpp.ranks.greeting import check_names
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one rank's loader, as JSON values.
+    """Facts about one rank's loader that the ranks compare, as JSON values.
 
     Attributes:
         seed: the user's random seed. If the user gave none, a seed that this rank drew; only the one that rank 0 drew may be used.

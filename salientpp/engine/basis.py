@@ -62,7 +62,7 @@ class Basis:
 
     @contextlib.contextmanager
     def remembering(self) -> Iterator[None]:
-        """Keeps the results of :meth:`once` inside the ``with`` block, for plans of several ways."""
+        """Keeps the results of :meth:`once` inside the ``with`` block. The plans of several ways share them."""
         before, self._remembered = self._remembered, {} if self._remembered is None else self._remembered
         try:
             yield
@@ -99,7 +99,7 @@ class Basis:
 
     @lazy
     def cooperation(self) -> Cooperation | None:
-        """The ranks that compute batches together with this rank. None: this rank computes its batches alone. Read after the vertices are divided."""
+        """The ranks that compute batches together with this rank. None: this rank computes its batches alone. Read it only after :func:`divide`."""
         if self.source.drawing.division is None:
             return None
         placement = self.source.exchange.placement
@@ -130,7 +130,7 @@ class Basis:
     def trial(self, only_vertices: bool = False) -> list[list[Any]]:
         """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces.
 
-        Collective under the condition of :meth:`DrawingMethod.draw_each`.
+        Collective if ranks hold neighbour lists for each other (:attr:`DrawingMethod.is_collective`).
         """
 
         def draw() -> list[list[Any]]:

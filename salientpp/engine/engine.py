@@ -92,7 +92,7 @@ class Engine:
         *,
         only_vertices: bool = False,
     ) -> Iterator[Out]:
-        """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The batches are drawn and placed, but no rows move.
+        """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The places of their rows are looked up, but no rows move.
 
         It needs a process that holds all neighbour lists.
 

@@ -70,7 +70,7 @@ class TurnsOfEpoch:
             self._read, self.size = deque(turns), len(turns)
 
     def at(self, index: int) -> Turn | None:
-        """Returns a turn that was not dropped, or None after the last. Reads as many turns as needed."""
+        """Returns turn ``index``, which must not have been dropped; None after the last. Reads as many turns as needed."""
         while self.size is None and index >= self._first + len(self._read):
             if self._error is not None:
                 raise self._error
@@ -95,7 +95,7 @@ class Draws:
     """Numbers that determine how the batches of an epoch are drawn. Loading a state may change ``seed`` and ``logical_ranks``.
 
     Attributes:
-        epochs: the epochs to which a batch belongs, as they were when its epoch began; None outside an epoch.
+        epochs: copy of the rank's :class:`Epochs` from the beginning of the epoch, which states loaded later do not change; None outside an epoch.
     """
 
     seed: int
@@ -137,11 +137,11 @@ class Epochs:
         """Returns seed positions and draw keys of a batch, one pair per piece. A batch has several pieces if the batches of a round are joined.
 
         Args:
-            index: number of the batch whose keys are used. None: that of the turn's round.
+            index: number of the batch whose keys are used. None: the number of the turn's round.
         """
         index = turn.round if index is None else index
         return [(positions, self.keys(epoch, index, logical_rank)) for logical_rank, positions in turn.pieces]
 
     def positions(self, epoch: int) -> list[Tensor]:
-        """Returns the positions of an epoch's seeds, int64, one tensor per batch."""
+        """Returns an epoch's seeds as positions among the rank's seeds, int64, one tensor per piece."""
         return [positions for turn in self.order.of_epoch(epoch) for _, positions in turn.pieces]

@@ -24,7 +24,7 @@ Check = Callable[[str, Any], Any]
 
 
 def accept(name: str, value: Any) -> Any:
-    """Accepts every value, for options that the code which uses them checks."""
+    """Accepts every value, because the code that uses the option checks it later."""
     return value
 
 
@@ -43,9 +43,9 @@ class Option:
         agree: whether all ranks must have the same value: 'yes', 'no', or 'hosts' (only if ranks share a host).
         identifies: True if batches depend on the option. A value other than the default is then part of a saved state's fingerprint.
         plain: converts the value to JSON, to compare and to save it. None: other code compares and saves the results of the option.
-        way: function that makes a way from a value other than the default. This way acts after the ways of the package.
+        way: function that makes a :class:`Way` from a value other than the default. This way acts after the ways of the package.
         shown: the default as docs/reference/options.md shows it. None: its ``repr``.
-        entries: ``TypedDict`` of the options that a mapping may give instead of the value. None: no mapping is meant. The option ``size`` among the
+        entries: ``TypedDict`` of the options that a mapping may give instead of the value. None: the option takes no mapping. The option ``size`` among the
             entries of ``pad`` has the name ``pad_size`` in :class:`Values`, and users write ``pad={"size": ...}``.
         main: the entry that has the option's own value, so that ``option=value`` means ``option={main: value}``. It needs no declaration of its own.
             None: the value itself cannot be an entry.
@@ -68,7 +68,7 @@ class Option:
 
     @functools.cached_property
     def keys(self) -> Mapping[str, Option | None]:
-        """The entries of a mapping, in order: key -> declaration. That of ``main`` is None."""
+        """The entries that a mapping may have, in order: key -> declaration, which is None for ``main``."""
         if self.entries is None:
             return {}
         declared = {} if self.main is None else {self.main: None}
@@ -182,7 +182,7 @@ class Values:
 
 
 def entry_meant(name: str, declared: Mapping[str, Option]) -> str:
-    """Returns a sentence with the entry of a mapping that an unknown argument may stand for, or an empty text."""
+    """Returns a hint for an error about an unknown argument: the entry of a mapping that the user may have meant, or an empty text."""
     words = name.split("_")
     for option, key in ((lead, entry) for lead in declared for entry in declared[lead].keys):
         there = [*option.split("_"), *key.split("_")]

@@ -123,8 +123,8 @@ class Pipeline:
         hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
             before. No effect with ``depth=1``.
         ahead: runs of stages before the others. With ``depth`` > 1, each takes a tick, and its batches do not count as in flight for ``depth``.
-        waits: number of batches that wait between the runs in ``ahead`` and the others. When a batch goes on, as many later batches have passed ``ahead``.
-        end_tick: called at the end of every tick, when all batches have moved on. An error counts as one of the batch that moved last.
+        waits: number of batches that wait between the runs in ``ahead`` and the others. When one goes on, this number of later ones have passed ``ahead``.
+        end_tick: called at the end of every tick, when all batches have moved on. Its errors name the batch that moved last.
 
     Attributes:
         failure: the error because of which the pipeline refuses further work, or None.
@@ -253,7 +253,7 @@ class Pipeline:
 
 
 def record_stream(state: Any, stream: Any) -> None:
-    """Keeps the memory of a state's device tensors until ``stream`` has done the work that it has when they are freed."""
+    """Delays the reuse of a state's device memory after its tensors are freed, until ``stream`` has done the work that it has then."""
     for tensor in tensors_in(state):
         if tensor.device.type != "cpu":
             tensor.record_stream(stream)
@@ -262,7 +262,7 @@ def record_stream(state: Any, stream: Any) -> None:
 def tensors_in(state: Any) -> Iterator[Tensor]:
     """Yields all dense tensors in a batch's state: in dataclasses, lists, dictionaries, sparse tensors and objects with ``to_dict``.
 
-    The edges of a batch also yield their lists on devices.
+    For the edges of a batch, it also yields the grouped edge lists that were copied to devices.
     """
     if isinstance(state, Tensor):
         yield from [state] if state.layout == torch.strided else _parts_of(state)

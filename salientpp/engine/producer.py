@@ -27,7 +27,7 @@ from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.fetch import Fetch, InPlace, Packed
 
-#: Makes a complete batch from seed positions and draw keys: the user's code, used instead of the stages.
+#: Function that calls the user's code, instead of the stages: seed positions and draw keys -> complete batch.
 ByHand = Callable[[Tensor, BatchKeys], Any]
 
 
@@ -36,7 +36,7 @@ class Drawn:
     """A drawn batch, with the places of its rows, before any row has moved.
 
     Attributes:
-        notes: one note per way.
+        notes: one note per way, from :meth:`Way.on_drawn`.
         list_bytes: bytes of the packets that brought lists of other ranks.
     """
 
@@ -47,7 +47,7 @@ class Drawn:
 
     @classmethod
     def of(cls, mfg: Mfg, ways: Sequence[Way], look_up: Callable[[ByType], PlacesByType]) -> Drawn:
-        """Lets each method change a sample, and looks up the places of the rows that are left."""
+        """Lets each way change a sample, and looks up the places of the rows that the sample still needs."""
         notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
         for way in ways:
             mfg, note = way.on_drawn(mfg)
@@ -56,7 +56,7 @@ class Drawn:
 
 
 class Producer:
-    """Makes the batches of one engine, whose arguments it takes."""
+    """Makes the batches of one engine. It takes the arguments of :class:`Engine`."""
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
         held = basis.source.template.contents()  # the contents that the tiers are made from
@@ -120,7 +120,7 @@ class Producer:
 
     @property
     def _drawing(self) -> list[list[Stage]]:
-        """The runs of stages before the ten."""
+        """The stages before the ten, one list per tick."""
         wait = [[Stage("begin_to_wait", self.stages.begin_to_wait, "host")]] if self.waits else []
         return [*self._rounds, *wait]
 
@@ -134,7 +134,7 @@ class Producer:
         return self.maker if self.is_local else self.stages
 
     def drive(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls ``function(*args)`` in this thread; in a process that was forked later, in a new thread."""
+        """Calls ``function(*args)`` in this thread, or in a new one if a fork left this one without a working OpenMP."""
         if self._forks == forks() or may_compute_in_parallel():
             return function(*args)
         return self._driver.submit(function, *args).result()
@@ -166,14 +166,14 @@ class Producer:
         return Request(tick, Undone(self._idle, tick, leaving))
 
     def without_batch(self, state: Any) -> Any:
-        """Returns a batch's state after this rank has left: empty, unless its rows were asked for already."""
+        """Replaces a request by an empty one after this rank has left. Keeps later states: other ranks may have been asked."""
         if not isinstance(state, Request):
             return state
         state.sampling.cancel()
         return self.idle_request(state.index, True)
 
     def attendance(self) -> Attendance:
-        """Returns the attendance of an epoch that this rank begins."""
+        """Returns a new :class:`Attendance`, for an epoch that this rank begins."""
         return Attendance(partial(self._idle, leaving=True))
 
     def _idle(self, tick: int, leaving: bool) -> Sampled:
@@ -196,7 +196,7 @@ class Producer:
     # --- single batches -----------------------------------------------------------------------------------
 
     def batch_of(self, mfg: Mfg, num_seeds: int, counts: bool) -> Any:
-        """Makes the batch of one MFG outside any epoch, on one rank. A pipeline counts the batch's rows in the statistics; without one, ``counts`` decides."""
+        """Makes the batch of one MFG outside any epoch, on one rank. ``counts``: count its rows in the statistics. A pipeline always does."""
         # A copy, so that the user's object stays unchanged.
         sampling = Undone(self.workers.prepare, 0, copy.copy(mfg), num_seeds, self._maker)
         if not self.is_local:

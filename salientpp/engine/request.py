@@ -16,7 +16,7 @@ class Attendance:
     """Tells the batches of an epoch whether this rank still wants them.
 
     Attributes:
-        idle: returns the state, without a batch, for a tick of a rank that has left.
+        idle: tick -> the state without a batch, which takes the place of a batch once the rank has left.
         has_left: True once this rank has left the epoch.
     """
 
@@ -26,7 +26,7 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a batch. ``index`` is its tick. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
+    """Request for a batch, for the tick ``index`` of its epoch. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
 
     index: int
     sampling: Task | Future | Undone
@@ -35,11 +35,11 @@ class Request:
 
     @property
     def is_wanted(self) -> bool:
-        """False if this rank has left the epoch. The user's code no longer runs for the batch then, and it asks other ranks for nothing."""
+        """False if this rank has left the epoch. The user's code then no longer runs for the batch, and the batch asks other ranks for nothing."""
         return self.attendance is None or not self.attendance.has_left
 
     def result(self) -> Any:
-        """Waits for the sampled batch, or for the next round in which it is drawn."""
+        """Waits for the sampled batch, or for the :class:`Round` in which it asks other ranks for draws."""
         if self.attendance is None or self.is_wanted:
             return self.sampling.result()
         return self.attendance.idle(self.index)

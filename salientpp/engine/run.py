@@ -132,7 +132,7 @@ class Run:
             return True
 
     def give_round(self) -> list[Data]:
-        """Returns the batches of the next round, or none if this rank's logical ranks have ended earlier. StopIteration after the last round."""
+        """Returns this rank's batches of the next round; an empty list if only other ranks still have batches. Raises StopIteration after the last round."""
         reached = self.reached
         if reached.rounds is None:
             reached.rounds = 0 if self._resume is None else self._resume.round
@@ -150,7 +150,7 @@ class Run:
         return batches
 
     def give(self) -> Data:
-        """Returns the next batch. StopIteration after the last."""
+        """Returns the next batch. Raises StopIteration after the last."""
         self._comm.check_process()
         self._user = threading.current_thread()
         return self._producer.drive(self._give)
@@ -229,7 +229,7 @@ class Run:
         return finished
 
     def _open(self) -> None:
-        """Agrees with all ranks where the epoch starts. If some resume an earlier epoch, first answers them there."""
+        """Agrees with all ranks where the epoch starts. If some ranks resume an earlier epoch, first answers their requests in that epoch."""
         point = self._point()
         while not self._is_open:
             try:

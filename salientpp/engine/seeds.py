@@ -27,7 +27,7 @@ from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_proba
 #: Probabilities of the vertices, float [N], by vertex type.
 Probability = Mapping["str | None", Tensor]
 
-#: Batch size -> (for each vertex type with seeds: number of vertices -> float [number of vertices], each vertex's probability to be a seed of a batch).
+#: Batch size -> a function for each vertex type with seeds. It maps the number N of vertices to float [N], the probability of each to be a seed of a batch.
 Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
 
 
@@ -41,7 +41,7 @@ class Seeds:
         add_batch_attributes: sets the attributes that PyG's loader adds to those of the data.
         access_probability: maps the batch size to the probability that a batch needs each row. Called if rows are to be kept on the device. None: rows
             are already sorted by this probability.
-        split: name of the seeds, if it has the same meaning on every rank.
+        split: name of the stored split that the seeds are, which means the same on every rank. None: the seeds are no split.
         part_of: returns int64 [number], the stored part that owns each seed. None: no part owns the seeds, such as the user's own vertex pairs.
         start: starting probabilities, from which the cache of a partitioned graph is planned.
         negatives: kind and number of negative examples of edges.
@@ -59,7 +59,7 @@ class Seeds:
 
 
 def draws_of(options: Any) -> dict[str, Any]:
-    """Returns those attributes of ``options`` that are arguments of :func:`sampler_of_part`."""
+    """Returns keyword arguments for :func:`sampler_of_part`: the attributes of ``options`` with their names."""
     names = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
     return {name: getattr(options, name) for name in names}
 

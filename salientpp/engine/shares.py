@@ -21,7 +21,7 @@ SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 
 
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
-    """Describes this rank's seeds for :class:`Facts`. ``split``: the stored split with exactly these, or None."""
+    """Describes this rank's seeds for :class:`Facts`. ``split``: name of the stored split that these seeds are, or None."""
     seeds, parts = source.seeds, placement.own_parts
 
     def words(at: Tensor | None) -> str:
@@ -126,7 +126,7 @@ class Shares:
 
 
 def _kind(placement: Placement) -> str:
-    """Returns how errors call one that visits seeds: a rank, a logical rank or a host."""
+    """Returns the word with which errors name the owner of a schedule: rank, logical rank or host."""
     if placement.num_logical_ranks != placement.num_visitors:
         return "logical rank"
     return "host" if placement.cooperates else "rank"

@@ -46,13 +46,13 @@ class BatchSource:
         drawing: draws the batches.
         books: per vertex type, the partition book of its rows. It has a single part if every rank has all rows.
         rows: per vertex type, the rows of this part by attribute name.
-        exchanged: columns that every sampled vertex gets.
+        exchanged: columns (vertex type, attribute name) that every sampled vertex gets.
         seed_columns: columns that only seeds get.
         fingerprint: fingerprint of the dataset.
         own: columns whose rows come from a user's source instead of the data.
         part: for a partitioned graph, the view whose part has this rank's seeds.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
-        frames: per vertex type and edge type, the tables that batches have, by attribute name. The other attributes here have their columns.
+        frames: per vertex type and edge type, the tables of batches, by attribute name. The other fields of this class hold the columns of these tables.
     """
 
     drawing: DrawingMethod

@@ -4,7 +4,7 @@ Each stage is a function from one frozen state to the next. One stage starts slo
 thread. The stage after each ``exchange_*`` waits for the all-to-all. Counts and ids leave at the end of a tick, in one message. ``copy_to_device`` waits
 for the worker thread of ``gather_host_rows``.
 
-A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this tick. It requests nothing, and answers the other ranks.
+A rank that has no batch for a tick carries a batch without seeds (``sampled.batch is None``). It requests nothing, but answers the other ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
-#: Name of the last stage. Time and errors of a user's ``transform`` count as its own.
+#: Name of the last stage. Time and errors of a user's ``transform`` count as those of this stage.
 LAST_STAGE = "assemble"
 
 #: Number of stages in each step of a batch. At full depth, a step is a tick. A batch waits two ticks for the messages that it sends in one tick. So a tick may
@@ -49,7 +49,7 @@ class Sampled:
     Attributes:
         leaving: True if this rank has no more batches in this epoch.
         batch: complete, except for the rows that every sampled vertex gets. None without seeds.
-        plan: by vertex type, the plan by which these rows are assembled.
+        plan: by vertex type, the plan by which the rows of every sampled vertex are assembled.
         contents: contents of the data before the batch was made. None: the data cannot change.
         notes: name of a way -> its note about the batch.
         asks: by vertex type or message, what this rank requests from the others.
@@ -95,7 +95,7 @@ class IdsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class IdsRead(InFlight):
-    """State after the ids arrived. ``asked``: by vertex type int64 [a], rows that other ranks want, in their order."""
+    """State after the ids arrived. ``asked``: by vertex type int64 [a], this part's rows that other ranks want, in the order of the ranks."""
 
     counts: Counts
     asked: Mapping[str | None, Tensor]
@@ -152,7 +152,7 @@ class BatchStages:
 
     Attributes:
         submit: runs a function in a worker thread.
-        steps: division of the stages; the same on all ranks.
+        steps: number of stages in each step (:data:`STEPS`); the same on all ranks.
         bytes_of_waiting: bytes of the largest batch that has begun to wait.
     """
 
@@ -186,7 +186,7 @@ class BatchStages:
         return next((way for way in self.ways if way.finds_late), None)
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Sampled:
-        """Makes everything that needs neither other ranks nor the rows of every vertex. Sampling threads call it."""
+        """Makes the parts of a batch that need neither other ranks nor the rows of every sampled vertex. Sampling threads call it."""
         notes: dict[str, Any] = {}
         for way in self.ways:
             mfg, notes[way.name] = way.on_drawn(mfg)
@@ -206,7 +206,7 @@ class BatchStages:
         return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
 
     def begin_to_wait(self, request: Request) -> Request:
-        """Takes a batch that was drawn in rounds, and tells the ways. The batch then waits, so that the ways know the batches that follow another."""
+        """Tells the ways that a batch was drawn in rounds, and lets it wait. Later batches are drawn meanwhile, so the ways know what follows it."""
         sampled = self._drawn(request)
         if request.draws is not None and sampled.batch is not None:
             for way in self.ways:

@@ -26,7 +26,7 @@ PlacesByType = Mapping["str | None", Places]
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """The requests of a rank to the others for one vertex type, or in one message.
+    """The requests of a rank to the others: ids of rows of one vertex type, or one kind of message.
 
     Attributes:
         remote_id: int64 [n], ids of the rows, or words of the message, grouped by the part that answers.

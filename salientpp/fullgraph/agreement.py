@@ -24,7 +24,7 @@ _LISTED = 3
 #: Bytes of values that a message has room for. Together with the digest they fit into an Ethernet frame.
 ROOM = 1024
 
-#: Values of a message that has none.
+#: Stands for the values of a message that carries none.
 NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
@@ -69,7 +69,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], batch: str = "") -> Iterator[None]:
-        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``, which describe the call by aspect."""
+        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``: a description of each aspect of the call, by its name."""
         self.calls += 1
         self.batch = f", {batch}" if batch else ""
         self._facts = dict(facts)

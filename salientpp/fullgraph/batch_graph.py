@@ -1,4 +1,4 @@
-"""Presents one rank's part of a joint batch as a graph for a distributed model. No rank asks another to make it."""
+"""Presents one rank's part of a batch, which several ranks compute together, as a graph for a distributed model. Making it needs no exchange."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BatchGraph(RankGraph):
         return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
 
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
-        """Groups edges [2, e] into own vertices by target. Also returns each place's edge number; None: the same order."""
+        """Groups edges [2, e] into own vertices by target. Also returns the number of the edge at each place, or None if the order is the same."""
         if isinstance(edges, BatchEdges) and edges.is_given:
             made = edges.hops.lists(edges.relation)  # threads of the loader may have made them
             if made is not None and made.num_sources == self.num_rows:
@@ -115,7 +115,7 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target, if edges [2, e] have it already, except that one self-loop per target is at the end. Otherwise returns None."""
+        """Returns the order by target of edges [2, e] that are sorted by target, except for one self-loop per target at the end. None for other edges."""
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")

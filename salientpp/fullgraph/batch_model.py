@@ -86,7 +86,7 @@ class BatchModel(DistributedModel):
         return x, args, kwargs
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Also cuts the rows of targets to those that the layer computes in this batch."""
+        """Extends the arguments, and cuts rows of targets to those that the layer computes in this batch."""
         number = self.graph.num_targets
         given = super()._extended(conv, edge_level, given)
         for name in source_names(conv, edge_level):
@@ -128,7 +128,7 @@ class BatchModel(DistributedModel):
 def of_loader(
     module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute, error: Exception | None
 ) -> BatchModel:
-    """Distributes a model over the ranks of a loader, whose models share connections. Collective.
+    """Distributes a model over the ranks of a loader. All models of one loader use the same connections. Collective.
 
     ``error``: a mistake that this rank has found in the user's arguments, of which the other ranks are told.
     """
@@ -138,7 +138,7 @@ def of_loader(
     return BatchModel(module, *_connections[cooperation], recompute, error)
 
 
-#: Ranks of the job and of the host, by the loader's cooperation. A connection of their own, because a loader's threads use the loader's at any time.
+#: Ranks of the job and of the host, by the loader's cooperation. They have their own connections, because the loader's threads use its at any time.
 _connections: weakref.WeakKeyDictionary[Cooperation, tuple[Ranks, Ranks]] = weakref.WeakKeyDictionary()
 
 

@@ -10,12 +10,12 @@ is true.
 A cut costs the sum of the arcs that it crosses from the source's side:
 
 * source -> ``S(g, h)``: the cost of a sum;
-* ``N(u, h)`` -> ``K(u, h)``: the cost of a fetched row, or to the sink if nothing is kept at this depth;
+* ``N(u, h)`` -> ``K(u, h)``: the cost of a fetched row. If no vertex can be kept at this depth, the arc goes to the sink instead;
 * ``K(u, d)`` -> sink: the cost of keeping u one layer deeper.
 
 No cut crosses arcs of infinite capacity. They mean that one statement implies another:
 
-* ``S(g, h)`` -> ``N(u, h)`` for each edge from u in group g. At hops without sums, all rows that own vertices need are needed;
+* ``S(g, h)`` -> ``N(u, h)`` for each edge from u in group g. At hops without sums, ``N(u, h)`` is true for each u with an edge to an own vertex;
 * ``K(u, d)`` -> ``K(u, d - 1)``;
 * ``K(v, h + 1)`` -> ``N(u, h)`` for each edge from u to v: a recomputed vertex needs its in-neighbours.
 """

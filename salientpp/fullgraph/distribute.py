@@ -41,9 +41,8 @@ def distribute(
     Args:
         model: a module that takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
         part: this rank's part, from :func:`salientpp.fullgraph.local`, or a partitioned graph, which is opened. The result's ``.graph`` is the part, or the
-            part under a plan. Or a loader with ``cooperate="host"``: the result gets ``batch.x`` and ``batch.edge_index``, and the ranks of a host compute
-            each
-            batch together, as ``model`` computes the joined batch in one process.
+            part under a plan. ``part`` may also be a loader with ``cooperate="host"``. The result then takes ``batch.x`` and ``batch.edge_index``, and the
+            ranks of a host compute each batch together, with the result of ``model`` for the whole batch in one process.
         layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer.
             'cover', '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers
             that take a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. A plan comes from :func:`salientpp.fullgraph.plan_for`. 'auto' makes a plan

@@ -27,7 +27,7 @@ from salientpp.nn.unchanged import change_of
 
 
 class EdgeTrials:
-    """Trials of the layers of one model: once in training, once in evaluation, and again after a known change.
+    """Tries the layers of one model. Each layer is tried once in training, once in evaluation, and again after a known change.
 
     Attributes:
         is_running: True during a trial. Only some ranks may run one, so a trial must not ask other ranks.
@@ -59,7 +59,9 @@ class EdgeTrials:
         size: tuple[int, int],
         given: dict[str, Any],
     ) -> bool:
-        """Returns True if rows of a target, or of an edge, depend on edges into other targets. False also if this cannot be tried.
+        """Tries a layer. Returns True if rows of a target or of an edge depend on edges into other targets.
+
+        Returns False also if the layer was tried before, or cannot be tried.
 
         Args:
             original: ``propagate`` of the layer, or its ``edge_updater`` (``is_edge_level``).

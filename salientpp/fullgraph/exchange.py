@@ -100,7 +100,7 @@ class Ranks:
         return self.comm.size
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        """Makes collectives between some of these ranks, such as those of a host, in ascending order. All of this group learn of failures there.
+        """Connects some of these ranks, such as those of a host, in ascending order. All ranks of this group are told of failures there.
         Collective among the chosen ranks.
 
         Devices exchange their rows over NCCL, if these ranks do. Otherwise rows travel through memory that the ranks share, if they can share it.
@@ -126,7 +126,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def preparing(self, task: str) -> Iterator[None]:
-        """Wraps the steps of this rank before the first collective of a ``task``. After an error, all ranks raise one and stay connected."""
+        """Wraps the steps of this rank before the first collective of a ``task``. After an error here, every rank raises an error, and all stay connected."""
         try:
             yield
         except Exception as error:
@@ -136,9 +136,9 @@ class Ranks:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], exchanging: Ranks, own: Mapping[str, str]) -> Iterator[None]:
-        """Wraps a call of a model that exchanges rows among ``exchanging``, which alone compare the facts ``own``.
+        """Wraps a call of a model that exchanges rows among the ranks ``exchanging``.
 
-        All ranks compare ``facts``, see :meth:`Agreement.calling`.
+        All ranks compare ``facts``, see :meth:`Agreement.calling`. Only the ranks ``exchanging`` also compare ``own``.
         """
         told = {id(self): (self, dict(facts)), id(exchanging): (exchanging, {**facts, **own})}
         with contextlib.ExitStack() as stack:
@@ -345,7 +345,7 @@ class _Total(torch.autograd.Function):
 
 @dataclass
 class _OfGradients:
-    """Hook of a parameter that ignores a missing gradient, as autograd in one process skips unused parameters."""
+    """Calls a parameter's hook only if the parameter has a gradient. Autograd in one process does the same for unused parameters."""
 
     hook: Any
 

@@ -56,7 +56,7 @@ class Expansion:
     Attributes:
         inner: the ids of the host's inner vertices.
         picked: int64 [p], ids of the picked vertices of other hosts, ascending.
-        reads: pairs of vertices int64 [m] and all edges into them. One rank of the host has each vertex of the host.
+        reads: pairs of vertices int64 [m] and all edges into them. Each vertex of the host is in a pair on exactly one rank of the host.
     """
 
     inner: range

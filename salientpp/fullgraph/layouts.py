@@ -87,7 +87,7 @@ class Layout:
         raise ValueError(f"layout must be one of {known}, got {name!r}")
 
     def holders(self, target: int) -> list[int]:
-        """Returns, for each source rank, the rank whose block has the edges from the source's vertices to the vertices of rank ``target``."""
+        """Finds where edges into vertices of rank ``target`` are stored. Returns, for each rank, the rank whose block has the edges from its vertices."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
         by_source = {source: rank for rank in blocks for source in self.sources(rank)}
         return [rank for _, rank in sorted(by_source.items())]
@@ -317,10 +317,10 @@ class DistAdjacency:
 
 
 class _LargestPiece(torch.autograd.Function):
-    """Maximum of the maxima [C, n, f] of C blocks. ``ties`` int [C, n, f] counts the entries of each block that have its maximum.
+    """Overall maximum, from the maxima [C, n, f] within C matrix blocks. ``ties`` int [C, n, f] counts the entries of a block that have its maximum.
 
-    All entries with the overall maximum get an equal share of the gradient. A block divides its part among its entries. PyG, with ``torch.scatter_reduce``,
-    also counts the initial value 0 of a row if it equals the maximum.
+    In the backward, all entries with the overall maximum get equal parts of the gradient. A block gets the sum for its entries, and divides it among them. As
+    in PyG with ``torch.scatter_reduce``, the initial value 0 of a row counts as one more entry if the maximum is 0.
     """
 
     @staticmethod
@@ -349,7 +349,7 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
-    """Returns the hop that serves these edges, in local numbers, by the fewest rows and sums. Collective."""
+    """Returns the hop that brings the sources of these edges (local numbers) here with the fewest rows and sums. Collective."""
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]

@@ -208,9 +208,10 @@ class LocalGraph(RankGraph):
         return value
 
     def rows_of_inner(self, rows: Tensor) -> Tensor:
-        """Returns this rank's rows [num_own, ...], then those of kept vertices, [num_inner, ...]. Collective.
+        """Appends the rows of kept vertices to this rank's ``rows`` [num_own, ...]. Returns [num_inner, ...]. Collective.
 
-        Kept rows of attributes of the part are fetched once, and again after a write. Other rows, and rows that get a gradient, are fetched at each call.
+        If ``rows`` is an attribute of the part, such as ``x``, the kept rows are fetched once, and again after a write. If it is another tensor, or needs a
+        gradient, they are fetched at each call.
         """
         is_stored = any(rows is each for each in self.node_rows.values())
         if not is_stored or (rows.requires_grad and torch.is_grad_enabled()):

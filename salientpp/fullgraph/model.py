@@ -38,15 +38,15 @@ class DistributedModel(torch.nn.Module):
     Args:
         graph: this rank's part, with or without a plan.
         layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
-        asked: the layout that the user gave, on which the ranks must agree; None: ``layout``. If ``layout`` differs, a plan has chosen it. A layer whose
-            edges or weights change at each step then fetches the halo.
-        recompute: what autograd keeps; None: everything.
+        asked: the layout as the user gave it, such as the name of a plan; the ranks must agree on it. None: ``layout``. If the two differ, a plan has
+            chosen ``layout``, and a layer whose edges or weights change at each step fetches the halo.
+        recompute: decides what is kept for the backward; None: everything.
         error: a mistake that this rank has found in other arguments. It is raised here, after the other ranks were told.
 
     Attributes:
         module, graph: the model, and this rank's part.
         layout: the layout in use.
-        rows: follows rows of vertices between layers.
+        rows: the check that the module computes the row of each vertex separately between its layers.
         seen: three facts for each hop of the last call. The first is the number of words (elements) of a row that travels. The second is True if a gradient
             of the row travels back. The third is True if the layer was a product with a constant matrix.
     """
@@ -95,8 +95,8 @@ class DistributedModel(torch.nn.Module):
 
         Args:
             x: [n, ...], rows of this rank's vertices.
-            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``. Under a plan, the edges
-                of the part without the plan, and their attributes, stand for those of the part with the plan.
+            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``. Under a plan, the caller
+                may pass edges and edge attributes of the part without the plan. The model replaces them by those of the part with the plan.
         """
         with self.job.reporting("the model's forward"):
             refuse_checkpoint_of_model()
@@ -125,11 +125,11 @@ class DistributedModel(torch.nn.Module):
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Sets :attr:`graph` to the one that a call's arguments belong to, and returns the arguments for it."""
+        """Sets :attr:`graph` to the graph of a call's arguments. Returns the arguments to use on it. Here one graph serves all calls."""
         return x, args, kwargs
 
     def _own_facts(self) -> dict[str, str]:
-        """Returns facts that must be equal on ranks that exchange rows, but may differ between other ranks."""
+        """Describes a call by facts that must be equal among the ranks that exchange rows. Other ranks may have other facts."""
         return {}
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -244,7 +244,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Extends those arguments of a layer that edges look up by source by rows of the halo. One exchange serves a dtype."""
+        """Appends rows of the halo to arguments of a layer that edges look up by source. Arguments of equal dtype and ``requires_grad`` share an exchange."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
@@ -280,7 +280,7 @@ class DistributedModel(torch.nn.Module):
         self.seen.append((before + sum(map(width_of, tables)), back, product and is_product))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        """Computes the layer's aggregation as a sparse matrix product; None if it is none with a constant matrix."""
+        """Computes the layer's aggregation as a sparse matrix product. Returns None if the aggregation is no product with a constant matrix."""
         form = _form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
@@ -388,7 +388,7 @@ def _check(module: torch.nn.Module, graph: Any, layout: str) -> None:
 
 
 def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
-    """Returns the rows of the vertices whose rows this rank computes, from those of its own vertices. Collective under a plan."""
+    """Returns ``x``, the rows of this rank's own vertices, extended by rows of the vertices that a plan keeps here. Collective under a plan."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
         shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
@@ -405,7 +405,7 @@ def _uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 
 def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
-    """Returns, for each table [n, ...], the rows that arrive at a hop. Tables of one dtype share an exchange. Collective."""
+    """Returns, for each table [n, ...], the rows that arrive at a hop. Tables of equal dtype and ``requires_grad`` share an exchange. Collective."""
     alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
     for table in tables:
         alike.setdefault((table.dtype, table.requires_grad), []).append(table)

@@ -55,7 +55,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
 
 
 class Helpers:
-    """Replaces PyG's helper functions for edges into one rank's vertices. ``kept`` keeps constant results."""
+    """Versions of PyG's helper functions for edges into one rank's vertices, which layers call instead. ``kept`` keeps constant results."""
 
     def __init__(self, graph: RankGraph) -> None:
         self._graph_of = weakref.ref(

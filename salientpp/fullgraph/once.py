@@ -1,8 +1,7 @@
-"""First derivatives only: a second derivative of a distributed model raises an error instead of a wrong result.
+"""Makes a second derivative of a distributed model raise an error instead of giving a wrong result.
 
-Parts of it that travelled between ranks would be missing. ``torch.autograd.function.once_differentiable`` raises too,
-but only if autograd reaches its
-node, and ``torch.autograd.grad`` with ``inputs`` skips nodes that do not lead to these inputs.
+The second derivative would lack the parts that travelled between ranks. ``torch.autograd.function.once_differentiable`` raises too, but only if autograd
+reaches its node. And ``torch.autograd.grad`` with ``inputs`` skips nodes that do not lead to these inputs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Once(torch.autograd.Function):
-    """Returns its first ``number`` tensors, which for autograd depend on all tensors that it gets."""
+    """Returns its first ``number`` tensors. For autograd, they depend on all tensors given. Its backward raises the error."""
 
     @staticmethod
     def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,9 +1,8 @@
 """Loads all vertices that a host needs before the training, and divides them among the host's ranks.
 
 The host's graph is the subgraph that its inner vertices and the picked vertices of other hosts induce (:mod:`salientpp.fullgraph.expansion`). The host's
-ranks
-divide it. In a training step, rows travel between the ranks of a host only. Hosts exchange sums: gradients of parameters, losses and statistics of batch
-normalisation. The idea is shared preloading in GraNNDis (Song et al., PACT 2024, arXiv:2311.06837).
+ranks divide this graph. In a training step, rows travel between the ranks of a host only. Hosts exchange sums: gradients of parameters, losses and statistics
+of batch normalisation. The idea is shared preloading in GraNNDis (Song et al., PACT 2024, arXiv:2311.06837).
 
 A host numbers its vertices from 0, rank after rank. The inner vertices of a rank come before its picked vertices.
 """
@@ -200,7 +199,7 @@ class _Induced:
     bool [s] marks vertices of other hosts.
 
     Attributes:
-        target, source: int64 [e], positions among ``vertices``, or numbers of the host.
+        target, source: int64 [e], positions among ``vertices``; after :meth:`sent`, the host's numbers of vertices.
         e_id: int64 [e], ids of the edges.
         columns: name -> rows [e, ...].
     """
@@ -214,7 +213,7 @@ class _Induced:
 
     @classmethod
     def of(cls, found: Expansion) -> _Induced:
-        """Keeps, of the edges that this rank has read, those between vertices of the host's graph."""
+        """Keeps the edges that this rank has read, if both of their ends are vertices of the host's graph."""
         inner, picked = torch.arange(found.inner.start, found.inner.stop, device="cpu"), found.picked
         vertices, order = torch.cat([inner, picked]).sort()
         ends: list[Tensor] = []  # [3, e]

@@ -3,7 +3,7 @@
 Hop h is the h-th aggregation of the model, counted from 0. An edge from a vertex u of another rank to an own vertex t needs one of three things at hop h:
 
 * the row of u is kept here: the input row is cached, and h layers of u are recomputed;
-* the row of u is fetched, which takes ``w_h`` words;
+* the row of u is fetched, which takes ``w_h`` words (elements of a row);
 * the owner of u adds up its rows for t and sends the sum, which takes ``w_h`` words too.
 
 Gradients take as many words again if the rows depend on parameters. To recompute a vertex, its edges are aggregated here, and the rows of its in-neighbours
@@ -112,7 +112,7 @@ class Costs:
     def edge(self, depth: int) -> float:
         """Additional seconds of an edge if ``depth`` layers of its target are recomputed instead of ``depth - 1``.
 
-        A product adds the edge up only at hops where it is needed. Other layers do so at every hop.
+        A layer that is a matrix product adds the edge up only at hops that need it. Other layers do so at every hop, which ``depth`` 1 pays for.
         """
         words = self.widths[depth - 1] if depth == 1 or self.products[depth - 1] else 0
         if depth == 1:
@@ -146,7 +146,7 @@ class Decision:
 
     Attributes:
         depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
-        summed: bool [..., hops, g], for each hop and group: True if the sum of rows that are not kept and not fetched is sent.
+        summed: bool [..., hops, g], for each hop and each group of a :class:`Problem`: True if a sum replaces the rows that are neither kept nor fetched.
     """
 
     depths: Tensor
@@ -245,7 +245,7 @@ class Problem:
 
     @staticmethod
     def _any(values: Tensor, index: Tensor, size: int) -> Tensor:
-        """Returns bool [size]: True for each index whose ``values`` have a True."""
+        """Returns bool [..., size]: True at each index for which some of the ``values`` is True."""
         none = torch.zeros((*values.shape[:-1], size), dtype=torch.uint8, device="cpu")
         return none.scatter_reduce_(-1, index.expand(values.shape), values.to(torch.uint8), "amax").bool()
 
@@ -304,7 +304,7 @@ class Problem:
         return Decision(depths, may_sum[:, None].expand(-1, self.num_groups))
 
     def cut(self, price: float = 0.0, depths: Tensor | None = None) -> Decision:
-        """Returns the cheapest choice, if a byte of memory costs ``price`` seconds. Constants of steps (``kept``) do not count.
+        """Returns the cheapest choice, if a byte of memory costs ``price`` seconds. The fixed time of a step with kept vertices does not count.
 
         Args:
             depths: the depths to take, int64 [m]; None: the cheapest.
@@ -330,7 +330,7 @@ class Problem:
         return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
 
     def solve(self, budget: float = inf) -> Decision:
-        """Returns a choice within ``budget`` bytes, as fast as each that fits and treats all rows alike, or faster."""
+        """Returns a choice within ``budget`` bytes. No choice of :meth:`pure` that also fits is faster."""
         pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
         if not self.may_recompute:
             del pure[2]

@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One rank's rows of the whole graph's sparse matrix at one hop. Other ranks contribute rows and sums.
+    """One rank's part of the product at one hop: its rows of the whole graph's sparse matrix, and the exchange of rows and sums with other ranks.
 
     In shapes, n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums computed for others, and r the number of rows and sums that arrive.
     """
@@ -91,7 +91,7 @@ class Operand:
     ranks: Ranks
     near: Sparse  # [n, n], multiplies the rows that are available here
     far: Sparse  # [n, r], multiplies the arriving rows and sums
-    route: Route  # brings rows of the table of this rank's rows and sums
+    route: Route  # sends rows of this rank's table (its rows, then its sums), and brings those of others
     sums: Sparse | None  # [s, n]; None if no rank sends sums
 
     def multiply(self, rows: Tensor) -> Tensor:
@@ -105,7 +105,8 @@ class Operand:
 def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -> Operand:
     """Makes the operand for edges and their values. The edges are in the graph's local numbers. Collective if ``hop.has_sums``.
 
-    It leaves out edges into vertices that need not be computed at this hop. If a row is neither available here nor fetched, its owner adds it up.
+    It leaves out edges into vertices that need not be computed at this hop. If the row of a source is neither available here nor fetched, its
+    owner adds it up and sends the sum.
     """
     ranks, number, depths, device = graph.ranks, graph.num_inner, graph.row_depths, value.device
     source, target, value = *edge_index.cpu(), value.cpu()
@@ -155,8 +156,8 @@ def _exchanged_sums(
         source, target, value: edges [e] from global ids of other ranks' vertices to local numbers, with their values.
 
     Returns:
-        The matrix [s, num_inner] of the sums that this rank computes for others. For the sums that it gets: their ``owner * num_inner + target`` int64 [t],
-        ascending, and their number for each owner. Then the number of sums that it computes for each rank.
+        Four values. The matrix [s, num_inner] computes this rank's sums for others. The keys ``owner * num_inner + target``, int64 [t] ascending, identify
+        the sums that it gets. Two lists follow: the number of sums that it gets from each owner, and that it computes for each rank.
     """
     ranks, number = graph.ranks, graph.num_inner
     owner = graph.owner(source)
@@ -178,7 +179,7 @@ def _exchanged_sums(
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the positions of rows and of sums in a table with ``rows`` rows, then ``sums`` sums, for each rank."""
+    """Returns the positions of rows and of sums in a table that has, for rank after rank, ``rows[rank]`` rows and then ``sums[rank]`` sums."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)

@@ -26,7 +26,8 @@ class Hop:
         route: brings rows of the halo.
         slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
         level: number of the first hop that fetches these rows. A kept row is available if at least ``level`` of its layers are recomputed here.
-        has_sums: True if some rank gets sums of other rows at this hop. Only products can do so. Other layers fetch the whole halo.
+        has_sums: True if some rank gets sums instead of some rows at this hop. Only layers that are matrix products can use sums. Other layers then fetch
+            the whole halo.
     """
 
     route: Route
@@ -89,7 +90,7 @@ class RankGraph:
         """Computes a value of each vertex from all edges of the whole graph into it. Collective.
 
         Args:
-            what: name of the value, which is the same for the same computation.
+            what: name of the computation. A result may be kept under this name and used again.
             compute: function of edges, their weights (or None) and a number of vertices; returns one value per vertex.
             edge_index, edge_weight: edges of this graph, and their weights.
 
@@ -131,7 +132,7 @@ class RankGraph:
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def in_plan(self, value: Any) -> Any:
-        """Returns, for an argument of the model, the tensor of the part under the plan. Without a plan: the argument."""
+        """Replaces ``value``, if it is edges or an edge attribute, by that of the part under the plan. Returns other arguments unchanged."""
         return value
 
     def own_rows(self, out: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ _ASKS_FOR_EDGES = "return_attention_weights"
 #: Option of ``mallopt`` for the smallest block that has pages of its own (malloc.h of the GNU C library).
 _OWN_PAGES = -3
 
-#: Its value in bytes while a model computes layers again, and after the last such model. The second is the largest value that glibc itself reaches, as it
-#: adapts to the blocks that a process frees. The adaptation cannot be continued.
+#: Values of this option, in bytes: while some model computes layers again, and afterwards. By default, glibc adapts the value to the blocks that a process
+#: frees. Setting the option ends the adaptation. So the second value is the largest that glibc itself reaches.
 _SMALLEST, _USUAL = 4 << 20, 32 << 20
 
 
@@ -52,7 +52,7 @@ class _Call:
     Attributes:
         stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
         substituting: makes a context in which the model computes with given stand-ins.
-        asks_for_edges: True if the user asked for rows of edges, which rules out pieces.
+        asks_for_edges: True if the user asked for rows of edges, so that the layer cannot be computed in pieces.
         is_again: True in the backward.
     """
 
@@ -233,7 +233,8 @@ class Recompute:
             _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
 
 
-#: Number of calls of :func:`return_freed_blocks` without one of :func:`keep_freed_blocks`. A garbage collection may call the second within the first.
+#: Number of calls of :func:`return_freed_blocks` that no :func:`keep_freed_blocks` has ended, and its lock. The lock is reentrant, because a garbage
+#: collection may call the second function within the first.
 _asking, _counting = 0, threading.RLock()
 
 

@@ -21,7 +21,7 @@ LIBRARIES = _TORCH, _PYG, OURS, *(f"{Path(_PYG).parent}/{name}/" for name in _KE
 #: PyG's layers, and its linear maps, one of which sorts rows by their type.
 _LAYERS = f"{_PYG}nn/conv/", f"{_PYG}nn/dense/linear.py"
 
-#: Files that lie between a caller and the mode.
+#: Files whose functions lie between a caller and the mode that checks its calls. They do not count as callers.
 _ENTRIES = (
     __file__,
     contextlib.__file__,
@@ -40,7 +40,7 @@ _REPEATING = f"{OURS}fullgraph/recompute.py", f"{_TORCH}utils/checkpoint.py"
 
 
 def is_exempt() -> bool:
-    """Returns True if code of this package or of one of PyG's layers has called the function, perhaps through functions of PyG and torch."""
+    """Returns True if the torch function needs no check, because this package or a layer of PyG has called it, perhaps through functions of PyG and torch."""
     frame = _calling_frame()
     if frame is not None and frame.f_code.co_filename.startswith(OURS):
         return True
@@ -56,13 +56,13 @@ def is_exempt() -> bool:
 
 
 def is_of_user() -> bool:
-    """Returns True if the user's code, and no library, has called the function."""
+    """Returns True if the user's code has called the checked function directly, not through a library."""
     frame = _calling_frame()
     return frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES)
 
 
 def is_ours() -> bool:
-    """Returns True if code of this package called the function, to read attributes of a graph."""
+    """Returns True if code of this package has called the checked function, for example to read attributes of a graph."""
     frame = _calling_frame()
     return frame is not None and frame.f_code.co_filename.startswith(OURS)
 

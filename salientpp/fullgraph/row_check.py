@@ -5,9 +5,10 @@ vertices. So while a distributed model runs, this mode follows rows of vertices 
 on a few of the rows, among other rows and in another order. If the results for a row differ, the function depends on other rows, on a row's position or
 on the number of rows, and is refused. The findings are kept, so later steps pay for a look-up only.
 
-Questions about integers and booleans of all vertices, such as ``mask.any()``, get the answer of all ranks. So a branch is the same everywhere.
+Questions about integers and booleans of all vertices, such as ``mask.any()``, get the answer for the vertices of all ranks. So all ranks take the same branch.
 
-Functions inside ``propagate`` and in PyG's own layers are not tried. The first see rows of edges. ``tests/fullgraph/test_layers.py`` compares the second.
+Functions inside ``propagate`` are not tried, because they see rows of edges. Functions in PyG's own layers are not tried either, because
+``tests/fullgraph/test_layers.py`` tests these layers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Numbers of rows whose trials are remembered, and of findings. A model may give other numbers to its functions in each step.
+#: Most families of rows, and most findings, that are remembered. A model may give other numbers of rows to its functions in each step.
 _MOST_FAMILIES, _MOST_VERDICTS = 64, 4096
 
 
@@ -51,7 +52,7 @@ class RowsMixed(ValueError):
     """Raised if a function between the layers of a distributed model depends on the rows of several vertices."""
 
 
-#: Functions whose results have values of rows in another form than tensors.
+#: Functions that return values of rows in another form than tensors.
 _READS = _words(
     "item tolist numpy __array__ __dlpack__ __bool__ __int__ __float__ __index__ __complex__ __contains__ equal allclose is_nonzero __len__"
 )
@@ -239,12 +240,13 @@ class RowCheck(TorchFunctionMode):
         return out
 
     def _verdict(self, call: Call, key: Any) -> list[Rows | None] | Tensor | None:
-        """Returns where the tensors that a function returns or writes have rows; None if a layer of PyG calls a function that depends on more.
+        """Decides whether a function may run. Returns, for each tensor that it returns or writes, where the tensor has rows, or None for no rows.
 
-        If the function depends on other rows, but its result can be computed over the ranks, returns this result.
+        If the function depends on other rows, but the ranks together can compute it, returns its result. For a call by a layer of PyG, returns None
+        in this case and if ``key`` is None.
 
         Args:
-            key: what the verdict depends on; None: on values of tensors.
+            key: what the verdict depends on; None if it depends on values of tensors.
 
         Raises:
             RowsMixed: the function depends on other rows.
@@ -263,7 +265,7 @@ class RowCheck(TorchFunctionMode):
         return self._joined(call) if found is None else found
 
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
-        """Computes a function that depends on other rows over all ranks, or refuses it; None if a layer of PyG calls it."""
+        """Computes a function that depends on other rows over all ranks, or refuses it. Returns None for calls by layers of PyG, [] for harmless calls."""
         if is_exempt():
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
@@ -398,7 +400,7 @@ def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> boo
 
 
 def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields (attributes of a module, name, value), which put a module's backward hooks under the check."""
+    """Yields replacements (attributes of a module, name, value) that put the module's backward hooks under the check."""
     for name in ("_backward_hooks", "_backward_pre_hooks"):
         if own[name]:
             yield own, name, OrderedDict((key, rows.checked_hook(hook)) for key, hook in own[name].items())
@@ -407,7 +409,7 @@ def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[st
 def tensors_given(
     forward: Callable[..., Any], given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph
 ) -> Iterator[tuple[Tensor, str]]:
-    """Yields tensors among a model's arguments after ``x``, with what their rows are: "vertices", "edges" or "ends"."""
+    """Yields tensors among a model's arguments after ``x``, with what their rows are: "vertices" or "edges"; "ends" for edges int64 [2, e]."""
     args, num_edges, known = given[0], graph.edge_index.size(1), {id(each) for each in graph.edge_tensors.values()}
     numbers = graph.num_inner, graph.num_own
     names = [*inspect.signature(forward).parameters][1 : 1 + len(args)] if num_edges in numbers else []

@@ -1,6 +1,7 @@
 """Checks how a model uses numbers of rows that it reads: as sizes of tensors, which is right, or as values, which is refused.
 
-On a rank, ``h.size(0)`` is the number of its own vertices. ``h.view(h.size(0), -1)`` gives the rows of the whole graph, ``h / h.size(0)`` does not.
+On a rank, ``h.size(0)`` is the number of its own vertices. So ``h.view(h.size(0), -1)`` gives the same rows as on the whole graph, but ``h / h.size(0)``
+gives other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Checking(Protocol):
         """Raises the error for a number of rows that is used as a value."""
 
     def whole_number(self, family: Any) -> int | None:
-        """Returns the number of a family's rows on all ranks; None if it is not known. Collective for edges."""
+        """Returns how many vertices or edges of a ``family`` all ranks have together; None if it is not known. Collective for edges."""
 
 
 class Count(torch.SymInt):
@@ -32,8 +33,8 @@ class Count(torch.SymInt):
         value: the integer.
         of: returns what the integer would be for another number of rows.
         family: the rows that are counted.
-        form: two integers a and b if the integer is a n + b, otherwise None.
-        check: refuses other uses.
+        form: two integers a and b if the integer is a n + b for n rows, otherwise None.
+        check: refuses uses other than as a size.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Count(torch.SymInt):
     __pos__ = __round__ = __trunc__ = __floor__ = __ceil__ = _itself
 
     def _with(self, function: Callable[[Any, Any], Any], other: Any, is_reflected: bool = False) -> Any:
-        """Returns ``function(self, other)``, or ``function(other, self)``."""
+        """Returns ``function(self, other)``; if ``is_reflected``, ``function(other, self)``."""
         if isinstance(other, (float, complex)):
             self.refuse("a number of rows (size(0)) that is used as a number")
         if isinstance(other, torch.Tensor) or not hasattr(other, "__index__"):

@@ -30,7 +30,7 @@ _BY_PLACE = frozenset(
 _FORMS = frozenset(["view", "reshape", "flatten", "ravel", "squeeze", "unsqueeze", "contiguous", "clone", "detach"])
 _FORMS |= {"to", "long", "cpu", "cuda", "t", "T", "__getitem__", "unbind", "select"}
 
-#: Functions whose result for all vertices follows from those for the vertices of each rank, and how.
+#: Functions whose result for all vertices can be computed from the results of the ranks -> the function that does so.
 _JOINS: dict[str, Callable[[Tensor], Tensor]] = {
     "any": lambda results: results.any(0),
     "all": lambda results: results.all(0),
@@ -38,10 +38,10 @@ _JOINS: dict[str, Callable[[Tensor], Tensor]] = {
     "count_nonzero": lambda results: results.sum(0),
 }
 
-#: Functions whose result follows from the values that occur.
+#: Functions whose result depends only on the values that occur, and not on how often they occur.
 _OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"max": torch.max, "min": torch.min, "unique": torch.unique}
 
-#: Functions whose trials depend on the values of integers.
+#: Functions that are not tried, because the outcome of a trial would depend on the values of integers.
 _OF_ALL_VALUES = frozenset(["unique", "unique_consecutive", "bincount", "histc"])
 
 #: Functions that put edges in another order, which changes no result of a layer.
@@ -53,7 +53,7 @@ _VIEWS = frozenset(["view", "reshape", "unflatten"])
 #: Functions that compare integers.
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "isin"])
 
-#: Functions that cut rows at positions, and accept positions beyond the last row, and the place of their argument ``dim``.
+#: Functions that cut rows at positions, which may lie beyond the last row -> position of their argument ``dim``.
 _CUTS = {"split": 2, "tensor_split": 2, "chunk": 2, "unsafe_split": 2, "unsafe_chunk": 2}
 
 
@@ -86,7 +86,7 @@ def found_rows(
 
 
 def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_edges: bool) -> list[Rows | None] | None:
-    """Returns what :func:`found_rows` does, by trials."""
+    """Finds rows as :func:`found_rows` does, by trials."""
     rows = call.rows
     if any(each.places for each in rows):
         return _moved_places(call, number, older)
@@ -116,7 +116,7 @@ def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
-    """Returns True if trials on few rows would mistake a function for row-wise, such as one up to a large position."""
+    """Returns True if a function depends on other rows, but trials on few rows would not show it, such as a slice up to a large position."""
     name = call.name
     given: Any = call.args[0] if call.args else call.kwargs.get("input")
     rows = call.rows_of(given)
@@ -156,7 +156,7 @@ def _compares_ids(call: Call) -> bool:
 
 
 def _joined_edges(call: Call) -> list[Rows | None] | None:
-    """Returns where edges are that were joined to others, such as a self-loop per vertex; None for other functions."""
+    """Returns where the rows are after a ``cat`` of edges and others, such as a self-loop per vertex; None for other functions."""
     if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
         return None
     tensors = call.args[0]
@@ -170,7 +170,7 @@ def _joined_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _selected_edges(call: Call) -> list[Rows | None] | None:
-    """Returns where rows of edges are that a mask selects, or their numbers; None for other functions."""
+    """Returns where the result of a selection of edges by a mask has their rows or numbers; None for other functions."""
     name, args = call.name, call.args
     rows = call.rows_of(args[0]) if args else None
     if rows is None or rows.factor != 1:
@@ -275,7 +275,7 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
 
 
 def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns the rows of results of functions that refer to edges or select rows; None for other functions."""
+    """Returns where the results of a function that refers to edges or selects rows have rows; None for other functions."""
     name, args = call.name, call.args
     tensors = [*output_tensors([args, call.kwargs])]
     if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
@@ -358,7 +358,7 @@ def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
 
 
 def _fits(values: Tensor, selected: Family, call: Call) -> bool:
-    """Returns True if ``values`` can be written to the selected rows: they are theirs, or equal for all."""
+    """Returns True if ``values`` can be written to the selected rows: they belong to these rows, or are equal for all rows."""
     rows = call.rows_of(values)
     if rows is not None:
         return rows.family.what == selected.what and not rows.lead and rows.factor == 1 and not rows.places

@@ -36,7 +36,7 @@ class Family:
     Attributes:
         number: number of rows.
         what: "vertices", "edges", or a name of the selection.
-        tables: for each of two trials, the numbers of the rows in it, and the places of those that are compared.
+        tables: for each of two trials, the numbers of the family's rows in it, and the positions in the trial of the rows that are compared.
     """
 
     number: int
@@ -74,11 +74,11 @@ class Family:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Place of a family's rows in a tensor: ``factor`` consecutive ones for each along dimension ``lead``.
+    """Says where a tensor has rows of a family: along dimension ``lead``, with ``factor`` consecutive rows for each row of the family.
 
     Attributes:
         marks: True if the rows are marks of unusual values, such as ``isnan`` gives.
-        places: True for the numbers of rows that a mask selects. On a rank they are other numbers than in one process.
+        places: True if the values are numbers of rows that a mask selects. On a rank they are other numbers than in one process.
         ids: True for rows of edges that are computed from numbers of vertices or of edges, which are other numbers than in one process.
         made: the rows of two trials, if the tensor is computed from a number of rows alone, such as ``torch.arange(n)``; empty for other tensors.
     """
@@ -109,7 +109,7 @@ class Rows:
         return tuple(self.made[1].flatten().tolist()) if self.made else ()
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
-        """Returns the tensor's rows for a trial. Rows that are not compared get values that the tensor lacks."""
+        """Returns the tensor's rows for a trial. With ``perturbs``, floating-point rows that are not compared get other values."""
         if self.made:
             return self.made[trial].clone()
         rows, places = self.family.tables[trial]
@@ -132,7 +132,7 @@ class Rows:
         return tensor.unflatten(self.lead, (len(rows), self.factor)).index_select(self.lead, index)
 
 
-#: Numbers of rows of vertices in the trials.
+#: Number of rows of vertices in the first and in the second trial.
 SIZES = 3, 8
 
 
@@ -184,7 +184,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
     """Tries a function twice. Returns where the tensors that it returns or writes have rows.
 
     Args:
-        number: number of vertices. A tensor with equal rows for all of them may stand for rows.
+        number: number of vertices. A tensor with as many rows, all equal, may be shortened for a trial.
         older: function that returns where a tensor from before the call of the model may have rows of vertices.
 
     Raises:
@@ -218,9 +218,8 @@ def _trial(
     Args:
         perturbs: True gives rows that are not compared other values than the model's.
         number, older: see :func:`compared`.
-        cut: None, or tensors that are equal for all vertices, and those that ``older`` knows, are cut too. If several
-            dimensions have as many rows as there
-            are vertices, this is the number of the dimension among them.
+        cut: None: only followed tensors are shortened to the rows of the trial. A number: tensors that are equal for all vertices, and those that ``older``
+            knows, are shortened too. The number chooses among the dimensions that have as many entries as there are vertices.
     """
     writes = _writes(call.name) or "out" in call.kwargs
 
@@ -241,7 +240,7 @@ def _trial(
 
 
 def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | None:
-    """Returns the argument of a trial that stands for a tensor which no rule describes, or None if no argument can.
+    """Shortens a tensor whose rows are not followed to the size of a trial. Returns None if the tensor cannot be shortened.
 
     Only two kinds of tensors fit any number of vertices: those with equal rows, and the numbers 0, 1, 2, ... of vertices.
     """

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from salientpp.ops import bytes_of
 
-#: Smaller tensors stay in memory, in bytes.
+#: Least size in bytes of a tensor that is written. Smaller tensors stay in memory.
 SMALLEST = 1 << 18
 
 #: Places in the file are multiples of this number of bytes.
@@ -41,7 +41,7 @@ class _Stored:
 
 
 class RowsFile:
-    """File of one rank's rows.
+    """File that holds rows of one rank's layers until the backward.
 
     Args:
         folder: where the file is made. It should be on a local disk with room for the rows of all layers.
@@ -90,7 +90,7 @@ class RowsFile:
         self._known.clear()
 
     def _stored(self, tensor: Tensor) -> _Stored:
-        """Writes a tensor once: one that is in the file, and whose memory still exists, is not written again."""
+        """Writes a tensor, unless it is in the file already and its memory still exists. Returns where it is stored."""
         storage = tensor.untyped_storage()
         key = (
             storage.data_ptr(),
@@ -135,7 +135,7 @@ class RowsFile:
     def _taken(self, free: list[int], room: int) -> tuple[int, bool]:
         """Reserves ``room`` bytes, in a gap or at the end. Returns where they begin, and True if they are at the end.
 
-        They are reserved before the write, because a tensor that another thread or a garbage collection frees meanwhile frees bytes too.
+        The bytes are reserved before the write. Meanwhile, another thread or a garbage collection may free a tensor, and so other bytes.
         """
         try:
             return free.pop(), False

@@ -52,7 +52,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
-    """Returns False if an argument has rows of edges that cannot be found for other edges. Equal on all ranks."""
+    """Returns False on all ranks if an argument has rows of edges but is no attribute of the part, so that recomputed edges would lack rows."""
     known = [graph.edge_index, *graph.edge_tensors.values(), *graph.node_rows.values()]
     edges = graph.edge_index.size(1)
     others = [each for each in arguments if isinstance(each, Tensor) and not any(each is tensor for tensor in known)]
@@ -63,7 +63,7 @@ def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
 def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> list[list[float]]:
     """Returns, for each repetition, the seconds of a step of each model. Models take turns, so that other load affects all equally. Collective.
 
-    One repetition does not count.
+    The first repetition is a warm-up, and is left out.
     """
     ranks = models[0].ranks
     rounds: list[list[float]] = []

@@ -1,8 +1,8 @@
 """Trims models that the ranks of a host compute together: a layer computes and exchanges only rows that the batch's seeds need.
 
-:mod:`salientpp.nn.trim` finds the hops that each layer needs. Within some hops, a share has first vertices, first edges, and the first halo rows of each
-rank.
-So a layer is called on the graph of its hops, which exchanges rows as the whole share does.
+:mod:`salientpp.nn.trim` finds the hops that each layer needs. A rank's share of the batch is ordered by hops. So the vertices and edges within some hops
+are the first ones of the share, and the halo rows within some hops are the first ones from each rank. A layer is therefore called on the graph of its hops,
+which exchanges rows as the whole share does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def trimmed(
 
 
 def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns a key for a call's plan, equal on a host's ranks. It has the number arguments of every rank."""
+    """Returns the key of a call's plan, equal on all ranks of a host. It includes a digest of the numbers among every rank's arguments."""
     key, numbers = keys_of(model.module, args, kwargs)
     if not numbers:
         return key
@@ -85,7 +85,7 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan:
-    """Records a call's plan on each rank. Each layer of the result has the most hops that a rank of the host found."""
+    """Records a call's plan on each rank of the host, and combines the plans: each layer gets the most hops that a rank found for it."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
@@ -116,7 +116,7 @@ class ShareRun(TrimmedRun):
 
 
 class _ShareHops(Hops):
-    """Sizes by hop of a share, counted in the rows and edges that the layers get."""
+    """Numbers of rows and edges of a share within each hop, as the layers get them."""
 
     def __init__(self, graph: BatchGraph) -> None:
         self.graph = graph
@@ -166,7 +166,7 @@ class ShareCall(LayerCall):
             graph.targets = None
 
     def _scores(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
-        """Computes the attention of an ``edge_updater``, in the order of the lists."""
+        """Computes the ``edge_updater`` of an attention layer, with edges in the order of :meth:`_listed`."""
         conv = self.conv
         given = self._extended(True, given)
         alpha = SCORES[type(conv).edge_update](self, self._listed(edge_index), given)

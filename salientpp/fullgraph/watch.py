@@ -13,7 +13,7 @@ from salientpp.fullgraph.exchange import Ranks
 
 
 class _Backward:
-    """Callback of one backward. torch calls it at the end, and drops it after an exception, which is then reported."""
+    """Callback of one backward. torch calls it at the end. After an exception torch drops it instead, and it tells the other ranks of that."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._differences = ranks, RanksDiffer.raised

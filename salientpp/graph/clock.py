@@ -134,14 +134,14 @@ def _exact_time(time: Tensor, name: str) -> Tensor:
 
 
 def _whole_below(time: Tensor) -> Tensor:
-    """Returns the largest int64 that is at most a float64, or the least int64 if none is."""
+    """Rounds float64 times down to int64. A time below every int64 becomes the least int64."""
     floor = time.floor()
     inside = floor.clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)  # 2^63 - 1024 is the last float64 below 2^63
     return torch.where(floor >= 2.0**63, 2**63 - 1, inside)
 
 
 def _real_below(time: Tensor) -> Tensor:
-    """Returns the largest float64 that is at most an int64."""
+    """Rounds int64 times down to the next float64."""
     real = time.to(torch.float64)
     rounded_up = (real >= 2.0**63) | (real.clamp(max=2.0**63 - 1024).to(torch.int64) > time)
     return torch.where(rounded_up, real.nextafter(torch.tensor(-torch.inf, dtype=torch.float64, device="cpu")), real)

@@ -126,7 +126,7 @@ class Graph:
         return self._transposed
 
     def forget_transpose(self) -> None:
-        """Frees the arrays that :meth:`transpose` has made. It computes them again if they are needed again."""
+        """Frees the arrays that :meth:`transpose` has made. A later call makes them again."""
         transposed = vars(self).get("_transposed")
         if transposed is not None and transposed.indices is not self.indices:
             vars(self).pop("_transposed", None)

@@ -69,7 +69,7 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
 
 
 def order_by(key: Tensor, target: Tensor) -> Tensor:
-    """Returns the stable order of edges by target, then by ``key`` [E], int64 [E]."""
+    """Returns the order int64 [E] that sorts edges by target, and then by ``key`` [E]. The sort is stable."""
     order = torch.sort(key, stable=True).indices
     return order[torch.sort(target[order], stable=True).indices]
 

@@ -47,7 +47,7 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
 
 
 def files_of(arrays: Sequence[Tensor]) -> list[tuple[Path, int] | None]:
-    """Returns :func:`mapped_from` of each array. The system describes its mappings once for all of them, which can take it a tenth of a second."""
+    """Returns :func:`mapped_from` of each array. It asks the system for its mappings only once, because that can take a tenth of a second."""
     spans = [
         (array.data_ptr(), array.data_ptr() + array.nbytes) if array.is_contiguous() and array.numel() else (0, 0)
         for array in arrays
@@ -67,7 +67,7 @@ def _file_of(first: int, start: int, offset: int, inode: int, path: Path) -> tup
 def _maps_over(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, Path] | None]:
     """Returns the mapping that covers each span of addresses [first, last): its start, the file's offset and inode, and the path.
 
-    None unless one mapping of a file covers them all and has no private (written) pages.
+    None for a span unless one mapping of a file covers all of it and has no private (written) pages.
     """
     heads: dict[tuple[int, int], re.Match[str]] = {}
     left = {span for span in spans if span[1]}

@@ -160,7 +160,7 @@ class EdgeReader:
     def _checked(
         self, weight: Tensor | None, source: Tensor, node_time: Tensor | None, edge_time: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the weights, and the times that lists ascend by: times of the edges, or else of their sources."""
+        """Checks weights and times. Returns the weights, and the times by which lists are sorted: those of the edges, or else of their sources."""
         weight = None if weight is None else self._checked_weight(weight, source.numel())
         if edge_time is not None:
             return weight, one_each(edge_time, source.numel(), f"the time of {self.name}")

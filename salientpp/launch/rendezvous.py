@@ -2,7 +2,7 @@
 
 Under plain srun, no port has been chosen, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free port, holds it, and
 publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. If a rank fails meanwhile, it tells rank 0 in a file
-of its own. Rank 0 tells the others in the store, and its file stays and says why. So no rank waits for nothing.
+of its own. Rank 0 tells the others in the store, and its file stays and says why. So no rank waits for ranks that will not come.
 
 torchrun's agents keep one key-value store for the whole job. After they restart all ranks, torch's keys in it still have values of the previous start, and a
 rank could find the address of a process that is gone. So the ranks first make sure that they belong to the same start (:func:`meet`).
@@ -53,7 +53,7 @@ _PAUSE, _LONGEST_PAUSE = 0.01, 0.3
 #: Prefix of the text that rank 0 publishes instead of its address if the ranks could not meet.
 _FAILED = "failed: "
 
-#: Part of the name of a rank's file: rank 0's file, this text and the rank.
+#: Part of the name of a rank's own file, which consists of the name of rank 0's file, this text and the rank.
 _OF_RANK = "-failed-"
 
 #: Keys of the store: the reason why the ranks cannot meet, and the fact that all have come.
@@ -162,7 +162,7 @@ def _await_all(store: dist.Store, file: Path, launch: Launch, timeout: timedelta
 
 
 def _gather_all(store: dist.Store, file: Path, launch: Launch, deadline: float) -> str | None:
-    """Waits for the greetings of all ranks. Rank 0 calls it. Returns the reason why the ranks cannot meet, or None, after the others were told."""
+    """Waits for the greetings of all ranks, and tells the others whether the ranks can meet. Rank 0 calls it. Returns the reason if they cannot, or None."""
     missing: list[int] = []
     reason = None
     for _ in _looks(deadline):

@@ -49,6 +49,7 @@ class Batch:
         launcher: 'srun' or 'torchrun'.
         python: the interpreter; all hosts must see it.
         options: further options of sbatch, such as '--account=physics'.
+        first: job that partitions the dataset before this job begins; None: no such job.
     """
 
     command: Sequence[str]

@@ -53,7 +53,7 @@ class Call:
         following: rows of the part after the current layer.
         kept: rows of the part after each finished layer, if the network joins them at the end.
         uses: the result of :meth:`count_uses`; None before its first call.
-        places: the edges of this rank's batches, with sources as places; None before the first layer that runs as a product.
+        places: the edges into the vertices of this rank's batches, for layers that run as products; None before the first such layer.
         lists: the neighbour lists of the part's vertices, with the edge attributes that layers take, named 'edge_weight' and 'edge_attr'.
 
     Attributes that are set with the first engine:
@@ -61,7 +61,7 @@ class Call:
         num_vertices: number of vertices of the whole graph, N.
         begin: the first global id of the part.
         ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        files: with ``out``, number of each part on disk that this rank serves -> the first and the last of its rows, plus one.
+        files: with ``out``, number of each part on disk that this rank serves -> range [first, last) of its rows in :attr:`following`.
         same: name -> value that must be equal on all ranks.
     """
 
@@ -100,7 +100,7 @@ class Call:
 
     @property
     def rows(self) -> dict[str, Tensor] | None:
-        """Rows that the current layer begins with; None: the part's ``x``."""
+        """Input rows of the current layer, by name; None: ``x`` of the partitioned graph."""
         return {ROWS[1]: self.present} if self.number else features_of(self.data)
 
     @property
@@ -110,7 +110,7 @@ class Call:
 
     @property
     def most_memory(self) -> int:
-        """Most bytes of sums and blocks of rows, if rows of layers are in files."""
+        """Largest number of bytes of sums and blocks of rows together, if rows of layers are in files."""
         amount = MEMORY if self.memory is None else as_amount(self.memory)
         if not isinstance(amount, int) or amount < 1:
             raise ValueError(f"memory must be a number of bytes or text such as '2GiB', got {self.memory!r}")
@@ -127,7 +127,7 @@ class Call:
         return mapped_rows(self.scratch, shape, dtype)
 
     def count_uses(self) -> Tensor:
-        """Returns the scores of the cache, :func:`count_transfers_saved`."""
+        """Returns the scores by which the cache chooses rows, from :func:`count_transfers_saved`."""
         if self.uses is None:
             self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
         return self.uses

@@ -78,8 +78,9 @@ def inference(
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
         out: a folder, created if needed. When all rows are computed, those of part k of the directory are written to ``part-<k in five digits>.npy`` in it,
             on any number of ranks. A folder with files of further parts is refused.
-        scratch: a folder, created if needed. The rows of each layer are then in mapped files without a name in it, and not in memory. Layers that are sums or
-            means are pushed along the edges or pulled in the order of the vertices, whichever reads less. Results are equal up to rounding.
+        scratch: a folder, created if needed. The rows of each layer are then in mapped files without a name in it, and not in memory. A layer that is a sum or
+            a mean then visits sources in order and adds to their targets' sums, or visits targets in batches, whichever reads less. Results are equal up
+            to rounding.
         memory: with ``scratch``, most bytes of sums and of blocks of rows together, a number or text such as ``"2GiB"``; None: 1 GiB. Batches come on top.
         progress: an object that shows progress, such as a :class:`~salientpp.ProgressBar`. On rank 0 it is told the number of finished batches of all layers.
 

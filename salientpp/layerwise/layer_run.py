@@ -1,7 +1,7 @@
 """Runs one layer over all vertices of a part, together with the other ranks.
 
 A layer that splits into sums runs as a :class:`~salientpp.layerwise.products.Product`. Any other layer runs in batches with all their in-neighbours, which an
-:class:`~salientpp.engine.engine.Engine` makes. All ranks run a layer in the same way.
+:class:`~salientpp.engine.engine.Engine` makes. All ranks make the same choice for a layer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from salientpp.store.rows import RowSource, empty_rows
 
 
 class LayerRun:
-    """Run of one layer over all vertices of a part, in order, in batches with all their in-neighbours. ``sampler`` is the sampler of a ``Data``, or None."""
+    """Runs one layer over all vertices of a part, as a product or in batches. ``sampler`` is the sampler of a ``Data``; None for a partitioned graph."""
 
     def __init__(self, call: Call, sampler: NeighborSampler | None) -> None:
         self._call = call
@@ -88,7 +88,7 @@ class LayerRun:
         return engine_together(basis, ways, "run a layer")
 
     def _agree_on_product(self, source: BatchSource) -> tuple[Product | None, int]:
-        """Returns the layer as a product and the largest number of fetches of a rank; None if the layer runs in batches. Collective."""
+        """Returns the layer as a product, or None if it runs in batches, and the largest number of fetches of a rank. Collective."""
         facts = [0, 0, 0, 0]
         product = None
 
@@ -116,7 +116,7 @@ class LayerRun:
         return (product if is_pushed else None), max(fetches)
 
     def _fetch(self, source: BatchSource, home: RowSource, ids: Tensor) -> Tensor:
-        """Returns rows of other parts, as all ranks do together."""
+        """Fetches the rows ``ids`` of other parts from their owners. Collective."""
         rows = empty_rows(home, ids.numel())
         exchange = Exchange(source.exchange.comm, source.books, source.exchange.placement)
         exchange.fetch_rows(None, {ROWS[1]: home}, ids, {ROWS[1]: rows})
@@ -205,7 +205,7 @@ class LayerRun:
                 rows[first:last] = piece
 
     def _write(self, folder: Path) -> None:
-        """Writes the rows of each part. Files get their names after every rank has written its own, so a failure leaves those of an earlier call."""
+        """Writes the rows of each part. Files get their names after every rank has written its own, so a failure leaves those of an earlier call as is."""
         call, rows = self._call, self._call.following.numpy()
         with ExitStack() as stack:
             with self._ending():

@@ -270,7 +270,7 @@ def try_out(
 ) -> tuple[Network, list[Tensor]]:
     """Applies the layers to a small random graph as a whole and in batches of one hop, and compares the results.
 
-    The layers get random rows, and rows of the data: an activation may be 0 for all rows of another size, and hide what follows it.
+    The layers get random rows, and also rows of the data. An activation may be 0 for all random rows, and then hide the functions after it.
 
     Args:
         x: rows of the data [m, ...] with the dtype that the first layer gets; m may be 0.
@@ -375,7 +375,7 @@ class _Trial:
         return following
 
     def split_of(self, layer: Layer, present: Sequence[Tensor], following: Sequence[Tensor]) -> Split | None:
-        """Returns the layer in three steps, or None if that gives other rows than ``following``."""
+        """Returns the layer in three steps that give the rows ``following``; None if it cannot be split into such steps."""
         has_weights = (self.edges.weight is not None and "edge_weight" in layer.takes) or (
             self.edges.attr is not None and "edge_attr" in layer.takes
         )
@@ -410,9 +410,9 @@ _NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex only: o
 def _are_close(expected: Tensor, got: Tensor) -> bool:
     """Returns True if two tensors [n, ...] are equal up to rounding.
 
-    With the dtype's precision ε, a difference may be √ε of the spread of its column: a layer that takes the root of a difference rounds as coarsely. It may
-    also be ε^¾ of the largest value, because a column may be the small difference of large values. A fixed tolerance would accept any error in small rows.
-    One by the size of a column would accept any error in rows that are small beside a constant.
+    The tolerance has two terms; ε is the dtype's precision. The first is √ε of half the spread of a column, because a layer that takes the root of a difference
+    rounds as coarsely. The second is ε^¾ of the largest value, because a column may be the small difference of large values. A fixed tolerance would accept any
+    error in small rows. A tolerance by the size of a column would accept any error in a column of small differences from a large constant.
     """
     if expected.shape != got.shape or expected.dtype != got.dtype:
         return False

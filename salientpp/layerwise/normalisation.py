@@ -84,7 +84,7 @@ class Normalisation:
 
     Attributes:
         kinds: see above.
-        halo: int64 [h], ascending: the other vertices that edges come from.
+        halo: int64 [h], ascending: the vertices without lists here that edges come from.
         own: float64 [n, len(kinds)], 1 / sqrt(degree) of the vertices with lists; 0 for a degree of 0.
     """
 
@@ -107,7 +107,7 @@ class Normalisation:
         self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def add_halo(self, rows: Tensor) -> None:
-        """Sets the rows of ``halo``, float64 [h, len(kinds)], which are in ``own`` on the ranks that own these vertices."""
+        """Sets 1 / sqrt(degree) of the vertices in ``halo``, float64 [h, len(kinds)]. The ranks that own them have these rows in ``own``."""
         self._root = torch.cat([self.own, rows])
 
     def roots(self, kind: Kind, others: Tensor) -> Tensor:

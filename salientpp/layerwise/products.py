@@ -3,8 +3,8 @@
 A block holds rows of the rank's own part, or rows of other parts that the rank fetches. So each remote row travels once for each layer, however many
 batches need it. :mod:`salientpp.layerwise.split` has the formula.
 
-The sums of a group of targets are in memory while the blocks pass. Without a limit on memory all targets are one group. Sums of several groups need a pass over
-the blocks for each.
+The sums of a group of targets are in memory while the blocks pass. Without a limit on memory all targets are one group. With several
+groups, the blocks pass once for each group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK_EDGES = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Edges into the vertices of a part, with each source as a place. The part's own vertices come first, then the ``halo``.
+    """Edges into the vertices of a part. Each source is given as a place: 0 to n - 1 for the part's own vertices, then the vertices of ``halo``.
 
     Attributes:
         indptr: int64 [n + 1].
@@ -46,7 +46,7 @@ class Places:
 
     @classmethod
     def of(cls, lists: TargetLists, ranges: Sequence[tuple[int, int]], num_vertices: int) -> Places:
-        """Looks up the sources of the edges into the vertices of ``ranges``. Other edges get no place. It makes none if the part is the whole graph."""
+        """Finds the places of the sources of all edges into the vertices of ``ranges``. If the part is the whole graph, the ids are the places."""
         indptr, begin = lists.indptr, lists.first_target
         num_own = indptr.numel() - 1
         nothing = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -68,7 +68,7 @@ class Places:
         return cls(indptr, TensorRows(place), num_own, halo)
 
     def into(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Returns the lists of the targets [first, last): int64 [m + 1] from 0, and the places of their sources [e]."""
+        """Returns the edges into the targets [first, last): row pointers int64 [m + 1], which begin at 0, and the places [e] of the sources."""
         indptr = self.indptr[first : last + 1]
         return indptr - indptr[0], _entries(self.place, int(indptr[0]), int(indptr[-1]))
 
@@ -91,8 +91,8 @@ class Product:
         roots: 1 / sqrt(degree) of the vertex at each place, if ``split`` divides by degrees.
         ranges: targets that this rank computes, as ranges of the part's vertices.
         memory: most bytes of sums and of blocks of rows together; None: no limit.
-        fetch: function from the rows that the part's vertices send and ids of other parts, int64 [h], to the rows that these send, [h, ...]. Every rank calls
-            it as often as the others.
+        fetch: function of the rows that this part's vertices send, and of ids int64 [h] of other parts. It returns the rows [h, ...] that the vertices with
+            these ids send. Collective: every rank calls it as often as the others.
         allocate: function from a shape and a dtype to a new tensor, in memory or over a file.
     """
 
@@ -116,7 +116,7 @@ class Product:
         return -(-self.places.num_own // self._block_rows) + len(self._halo_blocks)
 
     def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:
-        """Calls ``store`` with the beginning, the end and the next rows of each range. ``num_fetches`` is the largest number over the ranks."""
+        """Computes the next rows of each range and calls ``store`` with its begin, its end and these rows. ``num_fetches`` is the largest of all ranks."""
         fetched = 0
         sent = self._sent()
         for group in self.groups:
@@ -201,7 +201,7 @@ class Product:
             yield first, self._messages(self._read(sent, first, last), first)
 
     def _is_whole(self, sent: TensorRows) -> bool:
-        """Returns True if the rows that are sent are messages as they are."""
+        """Returns True if the rows ``sent`` are already the messages that are summed."""
         if self.split.sends_messages:
             return self.roots is None
         return self.roots is None and sent.dtype == self.dtype and self.split.keeps(torch.zeros_like(sent.tensor[:1]))
@@ -250,7 +250,7 @@ class Product:
 
 
 def _within(indptr: Tensor, place: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Returns the entries of lists that are in [begin, end), less ``begin``, as lists."""
+    """Cuts lists to their entries in [begin, end), and subtracts ``begin`` from these entries."""
     is_inside = (place >= begin) & (place < end)
     before = torch.zeros(place.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(is_inside, 0, out=before[1:])

@@ -20,7 +20,7 @@ from torch import Tensor
 from salientpp.files import what_to_do
 from salientpp.layerwise.products import Product
 
-#: Default of the bytes of sums and blocks of rows, with files.
+#: Default limit on the bytes of sums and blocks of rows, if rows are in files.
 MEMORY = 2**30
 
 #: Number of batches in which pages are counted.
@@ -28,7 +28,7 @@ _COUNTED_BATCHES = 64
 
 
 def mapped_rows(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor of a shape over a new file without a name in ``folder``.
+    """Returns a tensor whose memory is a new mapped file in ``folder``. The file has no name.
 
     Raises:
         OSError: the file cannot be made, or the disk has no room for it.
@@ -54,8 +54,8 @@ class Reads:
     """Bytes that one layer reads in each order, if no page stays in memory until its next use.
 
     Attributes:
-        pushed: sources in order. Each group of targets reads all rows once, and each block of rows reads the edges into the group once.
-        pulled: targets in order. Each batch reads every page that holds a row of one of its sources, and every remote row.
+        pushed: bytes if it visits sources in order. Each group of targets reads all rows once, and each block of rows reads the edges into the group once.
+        pulled: bytes if it visits targets in order. Each batch reads every page that holds a row of one of its sources, and every remote row.
     """
 
     pushed: int
@@ -85,6 +85,6 @@ def count_reads(product: Product) -> Reads:
 
 
 def _pages(rows: Tensor, width: int) -> int:
-    """Returns the number of distinct pages that hold the first byte of one of some rows, or one of their further pages."""
+    """Estimates the number of pages under some rows of ``width`` bytes: the distinct pages of their first bytes, times the pages of a row."""
     first = rows * width // mmap.PAGESIZE
     return first.unique().numel() * max(1, width // mmap.PAGESIZE)

@@ -43,8 +43,8 @@ class Split:
         pairs: ``conv`` gets two tensors, the rows of sources and of targets.
         is_mean: sums are divided by the number of edges into the target.
         kind: the way in which the layer counts degrees; None: it does not divide by them.
-        sums_first: ``conv`` is applied to the sums. If False, its linear map of the sources is applied before them.
-        projection: a linear map without a bias that sources apply to their rows before they send them; None: none. ``conv`` then lacks this map.
+        sums_first: ``conv`` is applied to the sums. If False, its linear map is applied to the rows of sources before these are summed.
+        projection: a linear map without a bias, applied to rows of sources before they are sent. ``conv`` then lacks this map. None: there is none.
     """
 
     conv: MessagePassing
@@ -62,7 +62,7 @@ class Split:
         return self.projection is not None or not (self.pairs or self.sums_first)
 
     def keeps(self, x: Tensor) -> bool:
-        """Returns True if sources send their rows ``x`` [n, ...] as they are, apart from degrees."""
+        """Returns True if the messages of sources are their rows ``x`` [n, ...], unchanged, before any division by degrees."""
         return (
             not self.before
             and self.projection is None

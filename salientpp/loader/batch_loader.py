@@ -261,7 +261,7 @@ class BatchLoader(PlannedLoader):
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
-        """Makes a batch of positions, as PyG's does. Subclasses call it, and so do libraries that build a ``DataLoader`` from parts of this one.
+        """Makes the batch of the seeds at these positions, as PyG's method does. Subclasses call it, and libraries that build a ``DataLoader`` from this one.
 
         With ``filter_per_worker=False`` it returns the sampler's output, for :meth:`filter_fn`.
         """
@@ -276,7 +276,7 @@ class BatchLoader(PlannedLoader):
         return self._batch_of(index, keys)
 
     def filter_fn(self, out: Any) -> Data | HeteroData:
-        """Makes a batch from the sampler's output for some seeds, as PyG's does. If given a batch, returns it unchanged."""
+        """Makes a batch from the sampler's output for some seeds, as PyG's method does. If given a batch, returns it unchanged."""
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             return out
         self._check_is_alone()

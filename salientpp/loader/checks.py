@@ -16,7 +16,7 @@ from salientpp.suggestions import did_you_mean
 from salientpp.vip.policies import Policy, check_policy, check_replication_factor
 from salientpp.ways.planner.machines import Machines
 
-#: Ways that change batches, which a plan may use only if ``allow`` names them.
+#: Names of the methods that change batches. A plan may use them only if the entry ``allow`` of ``memory`` names them.
 ALLOWED = ("sums",)
 
 
@@ -49,7 +49,7 @@ def check_dtype(name: str, value: Any) -> torch.dtype | None:
 
 
 def one_of(expected: str, *words: str) -> Check:
-    """Returns a check that accepts None and the words that ``expected`` maps to their meanings in the error."""
+    """Returns a check that accepts None and these ``words``. The error says ``expected``, a description of them."""
 
     def check(name: str, value: Any) -> Any:
         if value is not None and (not isinstance(value, str) or value not in words):

@@ -28,7 +28,7 @@ class _Pickler(pickle.Pickler):
         self.shared: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """Returns the place of a shared object, or None for an object that is copied."""
+        """Returns the index in ``shared`` of a shared object, or None for an object that is copied."""
         if not _is_shared(value):
             return None
         self.shared.append(value)

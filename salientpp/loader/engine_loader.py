@@ -314,7 +314,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
 
 def _parts_in_words(parts: range, num_parts: int) -> tuple[str, str, str]:
-    """Returns the name and the value of a fact, and its text: the parts whose seeds a rank visits."""
+    """Describes the parts whose seeds a rank visits. Returns name, value and text of this fact, see :meth:`EngineLoader._facts`."""
     if len(parts) == num_parts > 1:
         return "parts", f"all {num_parts:,}", f"all {num_parts:,} parts"
     several = len(parts) > 1

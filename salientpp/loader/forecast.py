@@ -101,7 +101,7 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
 
 
 def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
-    """Returns the seeds of full batches of some epochs. Shorter batches, such as the last ones, are left out."""
+    """Returns evenly spaced turns of some epochs, whose batches are full. Shorter batches, such as the last ones, are left out."""
     found: list[Turn] = []
     num_seeds = 0
     for epoch in count():
@@ -150,7 +150,7 @@ def _expected(basis: Basis, batch_size: int) -> ExpectedSizes:
 
 
 def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: int) -> Tensor:
-    """Samples batches, whose keys have the numbers from ``first``. Returns their sizes, float64 [turns, types]."""
+    """Samples a trial batch for each turn, numbered from ``first``. The number fixes the draws. Returns their sizes, float64 [turns, types]."""
 
     def counted(mfg: Mfg) -> list[int]:
         sizes = sizes_of(mfg)

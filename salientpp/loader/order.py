@@ -14,7 +14,7 @@ from salientpp.sampling.schedule import Turn
 
 
 class GivenOrder:
-    """Order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
+    """Order of the user's ``batch_sampler``, or of the one that torch makes from the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
 
     The sampler may follow the user's loop, and may have no end. So a batch of it is read when the batch is requested.
 

@@ -70,7 +70,7 @@ class PaddedLoader(EngineLoader):
         return self.engine.basis.source.drawing.is_collective
 
     def _pad_together(self) -> None:
-        """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise the first batch does it."""
+        """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise they are drawn for the first batch."""
         if self._given_options.pad is not None and self._draws_together:
             self._padding  # noqa: B018 (made on first use)
             if self._given_options.pad == "fixed":

@@ -116,7 +116,7 @@ def _shown(plan: Any) -> str:
 
 
 def ways_beside(options: Options) -> list[Way]:
-    """Returns the methods that act before those of a plan. Those from outside the package are not part of a plan."""
+    """Returns the methods that act before those of a plan: a cache that the user gave. Methods from ``ways=`` are not part of a plan."""
     return [] if options.cache is None else [GivenCache(options.cache)]
 
 

@@ -46,8 +46,8 @@ class StaticBuffers:
             )
 
     def hold(self, batch: Data | HeteroData, data: Any) -> None:
-        """Moves a batch's other dense tensors into tensors of this object. Sparse ones, and those of the user's
-        ``data``, stay.
+        """Copies those dense tensors of a batch that are not static yet into tensors of this object. Sparse tensors, and tensors of the user's ``data``,
+        stay as they are.
 
         Raises:
             ValueError: a tensor needs a gradient.

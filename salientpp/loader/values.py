@@ -56,7 +56,7 @@ _OF_PARTS: Mapping[str, str] = {
 #: Kinds of devices that the error for a mistyped one may mean.
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 
-#: What the pipeline uses of torch's module for a device.
+#: Names in torch's module for a device that the pipeline uses.
 _STREAMS = ("Event", "Stream", "stream", "current_stream", "default_stream")
 
 
@@ -200,7 +200,7 @@ class Options(Values):
             )
 
     def check_drawing(self, drawing: DrawingMethod) -> None:
-        """Raises ValueError if an option excludes the way in which batches are drawn."""
+        """Raises ValueError if an option does not fit ``drawing``, the method that draws the batches."""
         for name, why in drawing.excludes().items():
             value = getattr(self, name)
             if is_given(value) and value != OPTIONS[name].default:

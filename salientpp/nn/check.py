@@ -40,9 +40,9 @@ _PRECISIONS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
 _DOUBTFUL = 1000
 #: Differences of gradients below this many times the precision of the largest gradient are rounding errors.
 _ROUNDING = 100
-#: Differences of this many times those that a change of inputs in the last place makes are faults.
+#: A difference is a fault if it exceeds, by this factor, the effect of rounding-sized changes of parameters and inputs.
 _FAULTY = 30
-#: Number of such changes before a difference is called a fault. A kink, as ReLU has, makes large differences in some of them and none in others.
+#: Number of such changes to try before a difference is called a fault. At a kink, as ReLU has, some changes have a large effect and others none.
 _PATTERNS = 6
 
 
@@ -52,7 +52,7 @@ class Results:
 
     Attributes:
         values: the outputs' rows of seeds.
-        gradients: gradients of parameters and inputs, of a fixed sum of ``values``. Empty without gradients.
+        gradients: gradients of a fixed weighted sum of ``values`` with respect to parameters and inputs. Empty if none were computed.
         draws: number of operations that drew random numbers.
     """
 
@@ -66,7 +66,7 @@ class CheckedCall:
     """Calls a model on one batch as often as a check needs, and undoes the effects of each call.
 
     Attributes:
-        run: function from a plan to the context of a trimmed call.
+        run: function that returns the context in which a call of the model follows a plan.
     """
 
     model: torch.nn.Module
@@ -124,7 +124,7 @@ class CheckedCall:
     # --- comparisons ------------------------------------------------------------------------------------------
 
     def fault_of(self, plan: TrimPlan, expected: Results | None = None) -> Fault | None:
-        """Returns the difference of a trimmed call from the plain one; None if it is rounding. Errors pass through."""
+        """Compares a call that follows ``plan`` with the plain call. Returns the difference; None if it is rounding. Errors of calls are raised."""
         expected = expected or self.call()
         found = self._fault(plan, expected, evaluates=False)
         if found is None or not expected.draws:
@@ -148,7 +148,7 @@ class CheckedCall:
         return Fault(max(faults) * eps, evaluates, expected)
 
     def corrected(self, plan: TrimPlan, fault: Fault) -> tuple[TrimPlan | None, str]:
-        """Returns a plan without the fault, or None, and the path of the last layer that now gets all rows."""
+        """Gives all rows to the fewest first layers that remove the fault. Returns the plan, or None, and the last such layer's path."""
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
                 continue
@@ -270,7 +270,7 @@ def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> 
 
 @contextlib.contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Context without dropout. Trimmed layers order edges differently, so they would drop other edges."""
+    """Context in which message-passing layers have no dropout. Trimmed layers order edges differently, so they would drop other edges."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for conv in model.modules():
         if isinstance(conv, MessagePassing):
@@ -284,7 +284,7 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
 
 class SameNumbers(Noted, TorchDispatchMode):
-    """Seeds each random operation, so that the first rows get the same numbers whatever rows follow."""
+    """Torch mode that seeds the generator before each random operation. So the first rows get the same numbers, however many follow."""
 
     def __init__(self) -> None:
         super().__init__()

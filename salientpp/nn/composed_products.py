@@ -119,7 +119,7 @@ class _SparseSum(torch.autograd.Function):
 
 
 def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the edges from the first ``num_sources`` to the first ``num_targets``, grouped by source."""
+    """Returns the edges from the first ``num_sources`` to the first ``num_targets``, as :attr:`EdgeLists.by_source` does for all edges."""
     indptr, target, place = lists.by_source
     if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
         return indptr, target, place

@@ -62,7 +62,7 @@ def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Ten
 
     Args:
         x: rows of sources [S, F] and of targets [T, F].
-        attend: function to rows of targets [T, H, C] from rows of sources [S, H, C] and a pair: scores of sources [S, H] and of targets [T, H].
+        attend: function of rows of sources [S, H, C] and of a pair, scores of sources [S, H] and of targets [T, H]. It returns rows of targets [T, H, C].
     """
     heads, columns = conv.heads, conv.out_channels
     weight = conv.lin.weight.view(heads, columns, -1)

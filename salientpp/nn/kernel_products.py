@@ -1,4 +1,4 @@
-"""Provides the products of :mod:`salientpp.nn.products` with kernels, on the CPU. That module checks the arguments.
+"""Computes the products of :mod:`salientpp.nn.products` with compiled kernels, on the CPU. That module checks the arguments.
 
 A backward visits the edges grouped by source, so it needs no atomic additions. The gradient of a product is another product, because each is linear
 in its rows and weights. So gradients of any order come from the same kernels. Only second gradients of extremes, softmax and additive scores are
@@ -16,7 +16,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.sampling.edge_lists import EdgeLists
 
-#: Attribute of a gradient that a product has just made and to which nothing else refers.
+#: Attribute that marks a gradient which a product has just made. Nothing else refers to it, so it may be changed in place.
 _OURS = "_salientpp_made"
 
 
@@ -31,7 +31,7 @@ def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """Extends the gradient of the first rows by zeros to ``count`` rows; the product ignored the others."""
+    """Extends a gradient of the first rows to ``count`` rows. The other rows get zeros, because the product did not use them."""
     if rows.size(0) == count:
         return rows
     out = rows.new_zeros(count, *rows.shape[1:])
@@ -40,7 +40,7 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 def _placed_by_source(lists: EdgeLists, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the edges of the first ``num_sources`` sources, grouped by source."""
+    """Returns the edges of the first ``num_sources`` sources, as :attr:`EdgeLists.by_source` does."""
     indptr, target, place = lists.by_source
     return indptr[: num_sources + 1], target, place
 
@@ -83,7 +83,7 @@ class SumOfSources(torch.autograd.Function):
 
 
 class SumOfTargets(torch.autograd.Function):
-    """Sums of each source's target rows [T', ...] times edge weights: the backward of sums by target."""
+    """Sums, for each source, the rows of its targets [T', ...] times edge weights. It is the backward of :class:`SumOfSources`."""
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, num_sources: int) -> Tensor:
@@ -116,7 +116,7 @@ def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets
 
 
 class WithFirstRows(torch.autograd.Function):
-    """A table and its first rows. The backward adds up both gradients, in place if a product made the first."""
+    """Returns a table and its first rows. The backward adds up both gradients, in place if a product has just made the table's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ class Extreme(torch.autograd.Function):
 
 
 def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
-    """Returns the gradient [E', ...] of values whose extremes are ``out``; differentiable in ``grad``."""
+    """Returns the gradient [E', ...] of ``values`` from the gradient ``grad`` of their extremes ``out``; differentiable in ``grad``."""
     with torch.no_grad():
         is_extreme = (values == TakeTargets.apply(lists, out, num_targets)).to(values.dtype)
         ties = SumOfEdges.apply(lists, is_extreme, num_targets, False)

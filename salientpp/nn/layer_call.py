@@ -46,7 +46,7 @@ def _parameters(kind: Any) -> tuple[dict[str, None], set[str]]:
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns a call's arguments by name, in order; an ``adj_t`` becomes an ``edge_index``.
 
-    None: they do not fit the signature, so the layer's own call raises, or ``*args`` or ``**kwargs`` takes some.
+    Returns None if they do not fit the signature, so that the layer's own call raises, or if the layer takes some of them as ``*args`` or ``**kwargs``.
     """
     names, required = _parameters(cast(Any, type(conv)))
     given = {**dict(zip(names, args)), **kwargs}
@@ -56,7 +56,7 @@ def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
-    """Returns the unchanged edges of batches with known hops in ``value``, which may be nested."""
+    """Finds the edges of batches with known hops in ``value``, which may be nested. Edges that were written to are left out."""
     return [edges for edges in map(edges_of, leaves(value)) if isinstance(edges, BatchEdges) and edges.is_given]
 
 
@@ -107,7 +107,7 @@ def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any
 #: Number of multiplications of a dense product that take as long as one multiplication in a sum over edges.
 _SUM = 10
 
-#: Arguments with which no layer is cut, because it returns more than rows of targets, or reads more rows than its targets need.
+#: Arguments that exclude cutting. A layer that is given one returns more than rows of targets, or reads more rows than its targets need.
 _EXCLUDING = ("return_attention_weights", "return_attention", "size", "batch")
 
 #: Arguments with a row for each vertex.
@@ -120,14 +120,14 @@ def _edge_indices(value: Any) -> list[Any]:
 
 
 def _is_edge_index(value: Any) -> bool:
-    """Returns True if an argument is an ``edge_index`` or another form of the edges."""
+    """Returns True if an argument is an ``edge_index`` or a sparse adjacency matrix."""
     if not isinstance(value, Tensor):
         return is_sparse_tensor(value)
     return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """Returns the first rows of a table. If these are all rows, no slice is made: the gradient of a slice is first written into a table of zeros."""
+    """Returns the first ``number`` rows of a table, or the table itself if it has no more. That avoids a slice, whose gradient needs a table of zeros."""
     return rows if rows.size(0) == number else rows[:number]
 
 
@@ -193,7 +193,7 @@ class LayerCall:
             self.arguments[name] = value
 
     def _edges(self, given: BatchEdges, number: int) -> Tensor:
-        """Cuts an argument with an entry for each edge of the batch to its first ``number`` edges."""
+        """Cuts the batch's ``edge_index`` to its first ``number`` edges, and remembers which lists hold them."""
         return self._know(given.plain()[:, :number], self.hops.lists(self.relation))
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class LayerCall:
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
 
     def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
-        """Returns the grouped edges for an ``edge_index``. Gradients ask the sampler for grouping by source."""
+        """Returns the grouped edges for an ``edge_index``. If gradients are needed, asks the sampler to group later batches by source too."""
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
             self.hops.asked.add((self.relation, lists.edge is not None, True))

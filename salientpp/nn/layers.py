@@ -35,8 +35,8 @@ class Layer:
             as the rows of the targets. The layer then returns the rows of the n targets only. They equal the first n rows of the result without pairs.
             Empty if the layer takes no pairs.
         once: names of modules that the layer calls once for x, but twice for a pair.
-        degrees: names of global functions that the layer's methods call and that count degrees of sources in the given edges. If none is
-            called, or if each counts in all edges of the graph (:func:`with_helpers`), then ``layer(x[:m], edges into the first n)[:n]`` equals
+        degrees: names of the global functions by which the layer counts degrees of sources in the edges that it is given. If it calls none,
+            or if :func:`with_helpers` makes them count in all edges of the graph, then ``layer(x[:m], edges into the first n)[:n]`` equals
             ``layer(x, edges)[:n]``. A layer of several hops needs the edges and the rows of all its hops.
         needs_all: reason why all edges and rows are needed even with degrees of the whole graph; None if some can be left out.
         is_typed: True if the layer takes dictionaries of rows and of edges, by type.
@@ -233,7 +233,7 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
 
 
 def overridden_callers(kind: type, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns overridden methods of PyG that call functions in ``names``, as (method, PyG's class)."""
+    """Returns the methods of PyG that call functions in ``names`` and that ``kind`` overrides, as (method, PyG's class)."""
     return [
         (name, base.__name__)
         for base, name, _, _ in _callers(cast(Any, kind), frozenset(names))

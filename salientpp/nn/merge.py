@@ -40,7 +40,7 @@ _WHY_NOT = {
 
 #: Attribute of a layer: the _Call of its running propagate().
 _CALL = "_salientpp_call"
-#: Attribute of a layer: the _Call of its running forward(), if this received all tensors without their marks.
+#: Attribute of a layer: the _Call of its running forward(), if this forward() was given plain tensors instead of marked ones.
 _OPENED = "_salientpp_opened"
 #: Attribute of a layer: True if its running forward() was given x as the loader gave it.
 _HAS_X = "_salientpp_has_x"
@@ -77,8 +77,8 @@ def merge_partial(model: Model, *, check: bool = True) -> Model:
 
     Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
     :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
-    model can have several. If the loader's ``partial_aggregation`` has the weight "w", first layers must be given ``batch.w`` as ``edge_weight``. It gets no
-    gradient.
+    model can have several. If the loader's ``partial_aggregation`` has the weight "w", first layers must be given ``batch.w`` as ``edge_weight``. This
+    weight gets no gradient.
 
     The outputs of the seeds, ``out[:batch.batch_size]``, and their gradients equal those of the whole batch. A model that would give other results raises at
     its first forward, or when it is checked. A check computes a smaller batch twice (:mod:`salientpp.nn.merge_check`). It runs at calls 1, 4, 16, 64, ..., and
@@ -136,7 +136,7 @@ def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[st
     reason="a batch with sums is computed outside compiled code; leave fullgraph=True or partial_aggregation out"
 )
 def _open(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Marked]) -> Any:
-    """Returns the arguments without the marks of a batch with sums, for forward(). None: they have none."""
+    """Prepares a layer's forward() on a batch with sums. Returns its arguments without marks if the layer needs plain tensors, else None."""
     setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
     if _PROPAGATE not in vars(conv):
         setattr(conv, _PROPAGATE, functools.partial(_run_eagerly, conv.propagate))

@@ -1,8 +1,8 @@
 """Checks that a model over a batch with sums computes what the plain model computes.
 
-The rows that sums have replaced are on other ranks. But the rows that the batch does have are a smaller batch, whose plain result can be computed here. So
-half of the vertices that were found last are replaced by sums too, and both batches go through the model: once with plain tensors, once merged. The seeds'
-outputs and all gradients must agree. No rank needs another for that.
+The batch lacks the rows that sums replace: these are on other ranks. Its own rows form a smaller batch, whose plain result can be computed here. So the check
+replaces half of the vertices that were found last by sums. It calls the model on both forms, with all rows of the smaller batch and with these sums. The
+seeds' outputs and all gradients must agree. No rank needs another for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from salientpp.nn.planned import Attributes, is_power_of_four
 from salientpp.nn.rehearsal import key_of_storage
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
-#: Number of combinations of modes and plain arguments that are counted apart.
+#: Largest number of combinations of modes and plain arguments whose calls are counted separately.
 _MAX_KINDS = 8
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -36,7 +36,7 @@ _ATTRIBUTE = "_salientpp_merged"
 
 
 class _State:
-    """Numbers of calls of a model by modes and plain arguments, and its attributes at the last call."""
+    """Counts the calls of a model for each combination of modes and plain arguments, and holds its attributes at the last call."""
 
     attributes: Attributes
 
@@ -52,9 +52,9 @@ _running = threading.local()
 
 
 def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook of the model: compares it with the plain one before a call on a batch with sums, if that is due.
+    """Forward pre-hook of a model that compares it with the plain one before a call on a batch with sums, if a check is due.
 
-    It is due at calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and after an attribute, a
+    A check is due at calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and after an attribute, a
     hook or a module has changed.
 
     Raises:
@@ -133,7 +133,7 @@ class _Trial(CheckedCall):
 
 @dataclass
 class _Both(_Trial):
-    """Calls a model as the plain one, or as the merged one where a check of trimming would call the trimmed one."""
+    """Calls a model on the smaller batch with all rows; or, given a ``context``, on its form with sums. So :class:`CheckedCall` can compare the two."""
 
     other: CheckedCall
 
@@ -142,7 +142,7 @@ class _Both(_Trial):
 
 
 def _computed(value: Any, given: set[Any], seeds: int) -> Any:
-    """Removes marks and tensors that the caller had ``given`` from an output, to compare the rest."""
+    """Returns an output for a comparison: without marks, and without the tensors that the caller had ``given``."""
     if isinstance(value, Tensor):
         if key_of_storage(value) in given:
             return None
@@ -164,8 +164,9 @@ class _Halves:
     """Two forms of one batch that must give equal results: with all rows, and with sums in place of some rows.
 
     Attributes:
-        delivered, marked: the sums of the batch as it came, and those of the form with further sums.
-        keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the further sums do not replace.
+        delivered: the sums of the batch as it came. Neither form has them.
+        marked: the sums of the second form.
+        keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the second form keeps.
     """
 
     delivered: Delivered
@@ -217,7 +218,7 @@ class _Halves:
         return self._numbers_left(value) or _mapped(self.merged, value)
 
     def _numbers_left(self, value: Any) -> Any:
-        """Subtracts what sums replace from numbers per hop, for ``trim_to_layer``; None for other values."""
+        """Returns numbers of vertices or edges per hop, for ``trim_to_layer``, without those that sums replace; None for other values."""
         if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
             return None
         if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:

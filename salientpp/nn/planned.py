@@ -29,7 +29,7 @@ _tables_of = operator.itemgetter(
     "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )
 
-#: Numbers of elements above which a tensor is not copied before each call: of one that no call has written to so far, and of one that calls write to.
+#: A tensor with more elements is not copied before each call. The first limit is for tensors that no call has written to so far, the second for others.
 _MAX_UNWRITTEN, _MAX_WRITTEN = 1 << 12, 1 << 20
 
 #: Number of objects in attributes and arguments whose contents are kept before each call.
@@ -67,7 +67,7 @@ class Planned:
 
     @property
     def is_due(self) -> bool:
-        """True if the next call is to be compared. The first comparison is part of making the plan."""
+        """True if the next call must be compared with the plain model. The first comparison is part of making the plan."""
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: TrimPlan, functions: tuple[str, ...]) -> None:
@@ -83,7 +83,7 @@ class Planned:
 
 
 def most(calls: tuple[Call, ...]) -> Call:
-    """Returns a call that needs the rows of all ``calls`` of a layer."""
+    """Returns a call of a layer that gets every row which one of ``calls`` needs."""
     return Call(
         calls[0].layer,
         max(call.out_hops for call in calls),
@@ -93,7 +93,7 @@ def most(calls: tuple[Call, ...]) -> Call:
 
 
 class Attributes:
-    """A model's attributes, buffers and hooks before a call. A comparison takes microseconds and shows changes.
+    """Remembers a model's attributes, buffers and hooks, to find out before a later call whether they have changed. That takes microseconds.
 
     Attributes:
         modules: all modules of the model.
@@ -128,7 +128,7 @@ class Attributes:
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Attributes of modules of the user's classes, each with a copy of the values that it adds."""
+        """Attributes of each module of a user's class, and a copy of those that a plain module does not have."""
         return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
 
     def are_of(self, model: torch.nn.Module) -> bool:
@@ -137,7 +137,7 @@ class Attributes:
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """True for each module in training mode, in order."""
+        """``training`` of each module, in the order of ``modules``."""
         return tuple([module.training for module in self.modules])
 
     def _now(self) -> list[Any]:
@@ -155,7 +155,7 @@ class Attributes:
         ]
 
     def is_changed(self, calls: int) -> bool:
-        """Returns True if the model was changed since the last call. ``training`` and volatile attributes do not count."""
+        """Returns True if the model was changed since the last call. ``training`` does not count, nor do attributes that change in many calls."""
         try:
             now = self._now()
             if now == self._known:

@@ -1,4 +1,4 @@
-"""Text of trimmed models, which says that they are trimmed."""
+"""Makes the printed text of a model say that it is trimmed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIMMING = "_salientpp_trimmed"
 #: Words in the text of a trimmed model.
 _WORDS = "trimmed by salientpp.nn.trim"
 
-#: Attribute of a ``__repr__`` that adds these words.
+#: Attribute that marks a ``__repr__`` which adds these words.
 _ADDS = "_salientpp_prints_trimmed"
 
 
@@ -34,12 +34,12 @@ def _extra_repr(model: Module) -> str:
 
 
 def print_trimmed_of(kind: type[Module]) -> type[Module]:
-    """Makes trimmed models of a class say that they are trimmed if the class prints without ``extra_repr``, as PyG's models do.
+    """Makes trimmed models of a class print that they are trimmed, if the class has a ``__repr__`` without ``extra_repr``, as PyG's models have.
 
-    Python takes ``__repr__`` from the class, never from the object. The class's other models print as before.
+    It replaces the ``__repr__`` of the class, because Python never takes it from the object. The class's other models print as before.
 
     Returns:
-        The base class with this ``__repr__``. It can be pickled where ``kind`` cannot, such as the classes that ``torch.fx`` makes.
+        The class that defines this ``__repr__``. It can be pickled where ``kind`` cannot, such as the classes that ``torch.fx`` makes.
     """
     own, base = kind.__repr__, next(base for base in kind.__mro__ if "__repr__" in vars(base))
     if own is Module.__repr__ or hasattr(own, _ADDS):

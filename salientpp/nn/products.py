@@ -1,6 +1,6 @@
 """Provides the products of message passing over edges that are grouped by target. Each is differentiable any number of times.
 
-All functions take the lists of a batch and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
+All functions take a batch's :class:`EdgeLists` and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
 ``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge, unless such
 rows are its result.
 

@@ -1,4 +1,4 @@
-"""Records the plan of a model in one forward pass on a whole batch. The model and the random number generators stay as they were."""
+"""Finds the plan of a model, which says what rows each layer needs, by recording one forward pass on a whole batch."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Recorded:
 
     Attributes:
         plan: rows that each layer needs.
-        trusting: the plan under the assumption that the numbers of rows that the model has read do no harm. Equal to
-            ``plan`` if every use of them is known.
+        trusting: a plan that assumes that no unknown use of a number of rows, as in ``len(h)``, does harm. Equal to ``plan`` if every
+            use is known.
         functions: names of torch's functions between layers, in order.
         out: what the model returned.
     """
@@ -70,9 +70,9 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Recorded:
-    """Calls a model with these arguments and records it, for the batches of a loader. ``frame`` is the Python frame that calls the model.
+    """Calls a model and returns the plan that the call shows, for the batches of a loader. ``frame`` is the Python frame that calls the model.
 
-    The call is like any other: with gradients where they are enabled, and with the model's hooks. Call it within
+    The call is like any other: with gradients where they are enabled, and with the model's hooks. Its effects are undone only within
     :func:`~salientpp.nn.rehearsal.rehearsal`.
     """
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
@@ -166,11 +166,10 @@ def _row_wise(
 
 
 class _Functions(Noted, TorchFunctionMode):
-    """Reports to a recorder what a model does between layers and operations of torch do not show.
+    """Reports to a recorder what a model does between its layers, where torch's operations do not show it.
 
     It reports tensors that leave torch, whose rows Python may use in any way; numbers of rows that become values; and
-    gradients that are computed or changed
-    by hooks.
+    gradients that are computed or changed by hooks.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -243,7 +242,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Returns True if a function called by ``until``, such as a checkpoint, calls the layer again in the backward."""
+    """Returns True if the layer is called by a checkpoint or a similar function, within the frame ``until``, which calls it again in the backward."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:

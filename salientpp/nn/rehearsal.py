@@ -33,11 +33,11 @@ from salientpp.nn.undo import Noted, note, undo_noted
 def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Rehearsal]:
     """Context in which a model may be called with these arguments. Its effects are undone afterwards.
 
-    Undone are writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to random
+    It undoes writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to random
     number generators. Files, global variables, iterators and objects of other libraries are not covered.
 
-    Call the model with the ``args`` and ``kwargs`` of the result. Their tensors have the values of the caller's, but histories and hooks of their own.
-    Batches, lists and dictionaries among them are the caller's, and get their own tensors back.
+    Call the model with the ``args`` and ``kwargs`` of the result. Their tensors have the same values as the caller's, but histories and hooks of their own.
+    Batches, lists and dictionaries among them are the caller's own objects. They get the caller's tensors back afterwards.
     """
     state = State([*model.modules(), args, kwargs])
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}

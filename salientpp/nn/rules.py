@@ -31,8 +31,8 @@ class Operation:
     """Operation on tensors whose rows are followed.
 
     Attributes:
-        given: the arguments whose rows are followed. Each has ``number`` rows, the same number for each of the ``base`` original
-            rows.
+        given: the arguments whose rows are followed. Each has ``number`` rows. They come from ``base`` original rows, each of which
+            may be split into the same number of rows.
         named: all arguments of the operation, by name.
         lead: number of dimensions before the one that counts rows.
     """
@@ -67,7 +67,7 @@ def pointwise(op: Operation) -> bool:
 
 
 def _along(name: str, default: Any = None) -> Rule:
-    """Returns a rule for operations along dimensions that must not count rows. Reductions remove them."""
+    """Returns a rule for operations along the dimensions in argument ``name``, which must not count rows. Reductions remove them."""
 
     def rule(op: Operation) -> str | RowWise:
         ndim = op.given[0].dim()
@@ -150,7 +150,7 @@ def _batch_norm(op: Operation) -> bool:
 
 
 def _rows_of_seeds(op: Operation) -> str:
-    """Handles indexing by positions. Rows are known to be needed only if every position is a seed's."""
+    """Handles indexing by positions. Only rows of seeds are needed if every position is a seed's, else all rows."""
     index = op.named.get("index") if op.named.get("dim", 0) == 0 else None
     indices = op.named.get("indices") or [index]
     first = indices[0]

@@ -48,7 +48,7 @@ def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
 
 
 class TrimmedRun(Noted, TorchFunctionMode):
-    """Forward pass on a batch whose hops are known.
+    """Context of a model's forward pass on a batch whose hops are known.
 
     Between layers, for example in skip connections, an operation may get tensors with different numbers of rows of one batch. If it works on each row
     separately, it gets the rows that all these tensors have.
@@ -189,7 +189,7 @@ class TrimmedRun(Noted, TorchFunctionMode):
             self._is_inside = before
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
-        """Cuts arguments with rows of the batch to the shortest, so that they can be combined."""
+        """Cuts tensors with rows of the batch to the smallest number of rows among them, so that they can be combined."""
         rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
         ndim = max((each.dim() for each in rows), default=0)
         counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}

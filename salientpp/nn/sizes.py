@@ -18,7 +18,7 @@ class Reading:
     """Record that a model has read a number of rows.
 
     Attributes:
-        nodes: bit mask of the nodes that the rows come from.
+        nodes: bit mask of the steps (the recorder's nodes) that the rows come from.
         is_used: True if the number gave a shape, or was compared for equality. Otherwise its use is unknown.
     """
 
@@ -120,7 +120,7 @@ for _name in _HARMFUL:
 
 
 class Shape(tuple[int, ...]):
-    """Shape of followed rows, which dimension ``lead`` counts. Reading it gives a :class:`RowCount`."""
+    """Shape of a tensor whose dimension ``lead`` counts followed rows. Reading that dimension gives a :class:`RowCount`."""
 
     lead: int
     nodes: int

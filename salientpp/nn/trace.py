@@ -64,7 +64,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of rows in a storage: nodes and number of original rows. Each may be split into several."""
+    """Origin of the rows in a storage: the nodes they come from, and the number of original rows. Each of these may be split into several."""
 
     nodes: int
     number: int
@@ -92,7 +92,7 @@ class Recorder(Noted, TorchDispatchMode):
     """Follows rows through a forward pass and builds the plan.
 
     Args:
-        num_seeds: number of first rows that are seeds in every vertex type. A slice of at most this number of first rows still has rows in place.
+        num_seeds: number of first rows that are seeds in every vertex type. A slice of the first rows keeps rows in place if it is no longer than this.
         frame: Python frame that calls the model.
     """
 
@@ -176,7 +176,7 @@ class Recorder(Noted, TorchDispatchMode):
 
     @_unseen
     def propagate(self, inputs: Any, run: Callable[[], Any], length: int = 1) -> Any:
-        """Runs one hop or several: rows of targets from rows of sources."""
+        """Runs a function from rows of sources to rows of targets, over ``length`` hops."""
         node = self._new_node(length, self._nodes_of(inputs))
         out = self.unseen(run)
         for tensor in tensors_of(out):
@@ -204,14 +204,14 @@ class Recorder(Noted, TorchDispatchMode):
 
     @_unseen
     def see_gradients(self, inputs: Any) -> None:
-        """Records tensors. If a function of the user computes the gradient of one, all its rows are needed."""
+        """Records that all rows of a tensor are needed if a function of the user's computes its gradient."""
         for tensor in tensors_of(inputs):
             function = tensor.grad_fn
             if isinstance(function, BackwardCFunction) and not _home_of(function).startswith(_KEEP_ROWS):
                 self._need_all(self._nodes_of([tensor]))
 
     def shape_of(self, tensor: Tensor) -> Shape | None:
-        """Returns a followed tensor's shape, which reports what becomes of the number of rows; else None."""
+        """Returns a followed tensor's shape, which reports what becomes of the number of rows; None for other tensors."""
         nodes, lead = self._nodes_of([tensor]), self._leads.get(_view_key(tensor), 0)
         return Shape(tensor.shape, lead, nodes, self._count) if nodes and lead < tensor.dim() else None
 
@@ -261,7 +261,7 @@ class Recorder(Noted, TorchDispatchMode):
             self._suspended -= 1
 
     def plan(self, out: Any, trusts_readings: bool = False) -> TrimPlan:
-        """Returns the plan of a model that returned ``out``. Unknown uses of row counts need all rows, unless trusted."""
+        """Returns the plan of a model that returned ``out``. Unknown uses of row counts need all rows, unless ``trusts_readings``."""
         self.see_gradients(out)
         for reading in self._readings:
             if not reading.is_used and not trusts_readings:

@@ -40,7 +40,7 @@ Norms = Literal["all rows", "needed rows"]
 #: Number of plans above which numbers among the arguments no longer get plans of their own.
 MAX_PLANS = 32
 
-#: Numbers in containers below this one, such as dimensions, get plans of their own.
+#: Numbers inside containers get plans of their own only if they are smaller than this, as dimensions are.
 _MAX_CHOICE = 8
 
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
@@ -301,7 +301,7 @@ def _planned(
 
 
 def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Results, TrimPlan]:
-    """Returns a plan that trusts row counts the model reads, the plain results, and a plan that does not."""
+    """Records a call. Returns a plan that trusts unknown uses of row counts, the plain results, and a plan that does not trust them."""
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
@@ -313,7 +313,7 @@ def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Re
 def _right_plan(
     trial: CheckedCall, plan: TrimPlan, safe: TrimPlan, expected: Results | None, calls: int
 ) -> TrimPlan | None:
-    """Returns a plan with the plain model's results on a batch; None if none has. Errors of calls pass through."""
+    """Returns a plan that gives the plain model's results on a batch, or None. Warns if ``plan`` does not. Errors of calls are raised."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:
@@ -463,7 +463,7 @@ def _key(
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:
-    """Returns what a model may branch on: a value of number, str or None, a tensor's gradient, or the type."""
+    """Returns what a model may branch on: the value of a number, bool, str or None, facts about a tensor, or else the type."""
     if isinstance(value, Tensor):
         is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
         return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()
@@ -476,7 +476,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns what a model may branch on inside a container. Large numbers count as sizes of batches."""
+    """Returns what a model may branch on inside a container. Large numbers are taken for sizes, so only their type is returned."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)

@@ -81,7 +81,7 @@ def _classes(base: Any) -> Iterator[type]:
             yield from _classes(kind)
 
 
-#: Class of PyG -> functions that it computes with, when this module is imported.
+#: Class of PyG -> the functions that it computed with when this module was imported.
 _LAYERS = {kind: _functions_of(kind) for kind in _classes(MessagePassing)}
 _AGGREGATIONS = {kind: _functions_of(kind) for kind in _classes(Aggregation)}
 _CALLS = torch.nn.Module.__call__, Aggregation.__call__
@@ -90,7 +90,7 @@ _PROPAGATE, _EDGE_UPDATER = MessagePassing.propagate, MessagePassing.edge_update
 
 
 def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
-    """Returns what the user has changed in how a layer passes messages, as the predicate of a sentence; None if nothing.
+    """Returns what the user has changed in how a layer passes messages, as a predicate such as "has explain=True"; None if nothing.
 
     It reads the layer's methods, PyG's hooks, its aggregation, and hooks for all modules. It does not look at the code of subclasses outside PyG, and not at
     other modules inside the layer (see :func:`change_inside`). Without ``with_hooks`` it ignores hooks of PyG and ``explain``.
@@ -126,7 +126,7 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
 
 
 def change_inside(conv: MessagePassing) -> str | None:
-    """Returns a change of the modules inside a layer that code around these modules does not see, as the predicate of a sentence; None if there is none."""
+    """Returns a change that :func:`change_of` does not see, of a parameter's class or of a module inside the layer, as a predicate; None if there is none."""
     if (what := subclass_in(conv)) is not None:
         return what
     for part in _modules_in(conv)[1:]:
@@ -151,13 +151,13 @@ def has_global_hooks() -> bool:
 
 
 def has_other_modes() -> bool:
-    """Returns True if a torch function mode that may change results is active. Devices and our modes do not."""
+    """Returns True if a torch function mode that may change results is active. Modes of devices and of this package do not count."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(type(mode) is not DeviceContext and not _is_ours(mode) for mode in modes)
 
 
 def subclass_in(part: torch.nn.Module) -> str | None:
-    """Returns a class of a module's own parameters that may have operations of its own, as the predicate of a sentence; None if there is none."""
+    """Reports, as a predicate, a parameter of the module itself whose class may replace torch's operations; None if there is none."""
     for value in vars(part)["_parameters"].values():
         # A class that only handles dispatched operations, such as DTensor, sees those of this package too.
         if type(value) not in _PARAMETERS and type(value).__torch_function__ is not Parameter.__torch_function__:

@@ -69,7 +69,7 @@ def note(undo: Undo) -> None:
 
 
 def undo_noted(undo: Undo) -> None:
-    """Undoes a change and removes its note, after the later notes that an interrupt has left within it."""
+    """Undoes a change and removes its note. Before that, it undoes later changes whose notes an interrupt has left."""
     notes = _calls.notes
     if undo not in notes:
         undo()

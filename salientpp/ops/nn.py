@@ -65,7 +65,7 @@ def extreme_listed_rows(indptr: Tensor, index: Tensor | None, x: Tensor, largest
 
 
 def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor, grad: Tensor) -> Tensor:
-    """Divides ``grad`` [n, ...] by the number of entries of each list that equal ``extreme`` [n, ...].
+    """Splits gradients of extremes among ties: divides ``grad`` [n, ...] by the number of entries of each list that equal ``extreme`` [n, ...].
 
     If the extreme is zero, the divisor is larger by one, as in ``torch.scatter_reduce`` over zeros.
     """
@@ -75,7 +75,8 @@ def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor,
 def pass_ties(indptr: Tensor, target: Tensor, x: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
     """Passes gradients of extremes back to their sources.
 
-    ``out[s]`` sums ``share[target[k]]`` over the entries k of list s with ``x[s] == extreme[target[k]]``.
+    ``out[s]`` sums ``share[target[k]]`` over the entries k of list s with ``x[s] == extreme[target[k]]``. ``share`` is a result of
+    :func:`share_ties`.
 
     Each list ends at the first target that has no row in ``extreme``.
     """

@@ -43,7 +43,7 @@ def sample_neighbors(
         batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
         replace: draw with replacement.
         links: links that :func:`csc_from_coo` returned, read instead of ``indices`` and ``edge_id`` (which is None then); or None.
-        shared: give every neighbour one number for the batch; a vertex takes the neighbours with the smallest numbers. Not with ``replace``. A
+        shared: give every neighbour one random number for the batch; a vertex takes the neighbours with the smallest numbers. Not with ``replace``. A
             vertex with more than 1,000 neighbours draws without sharing.
         graph_number: for shared draws, a number that only this graph has in its present state. A thread then remembers up to 16 MiB of its draws
             and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
@@ -124,7 +124,7 @@ def sample_typed_neighbors(
         node_time: per type, int64 [N], or None; not needed if ``edge_time`` has the same times.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None. Either all seeds have times or none.
         seed_since: as ``seed_time``: the first time that the seed's tree sees. Empty: a tree sees all times up to ``seed_time``.
-        first_tree: per type, the number of the tree of the type's first seed; the trees of all types are 0, 1, ... without gaps.
+        first_tree: per type, the number of the first seed's tree. Every seed has its own tree. The trees of all types are 0, 1, ... without gaps.
         fanouts: ``num_hops`` numbers for each relation, one relation after the other; -1 takes all.
         replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
         last: draw only from the latest ``fanout`` neighbours.
@@ -193,14 +193,14 @@ def draw_from_lists(
         place: int64 [m], rows of the lists in ``indptr``.
         vertex: int64 [m], global ids of the vertices that the lists belong to.
         tree: int64 [m], the tree that each list is drawn for, or None without trees.
-        now: int64 [m], the time of the tree's seed, or None if seeds have no times. A list with ``edge_time`` then shows only the entries whose time
-            is at most this one. A list without shows all.
+        now: int64 [m], the time of the tree's seed, or None if seeds have no times. With ``edge_time``, only the entries of a list whose time is at
+            most this one can be drawn; without it, all.
         fanout: number of neighbours for each list; -1 takes all.
         batch_key, hop, relation, source_type: with the vertex and the tree, they fix the draws. ``hop`` and ``relation`` count from 0, and
             ``source_type`` is the position of the type.
         replace, last, shared: as in :func:`sample_typed_neighbors`. ``last`` has an effect only with ``now``, also on
             lists without times.
-        since: int64 [m], or None. A list with ``edge_time`` then hides the entries whose time is less than this one. It needs ``now``.
+        since: int64 [m], or None. With ``edge_time``, the entries of a list whose time is less than this one cannot be drawn. It needs ``now``.
 
     Returns:
         ``count`` int64 [m], the number of draws from each list. ``source`` int64 [e] and ``position`` int64 [e], list by list: the drawn sources, and
@@ -287,7 +287,7 @@ def edges_between(
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     since: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds the edges of m lists whose sources are members: those of an induced subgraph.
+    """Finds the edges of an induced subgraph: those in m lists whose sources are in ``member``.
 
     Args:
         indptr, indices, edge_time, place, tree, now: as in :func:`draw_from_lists`. Trees are in [0, ``num_trees``).
@@ -339,7 +339,7 @@ def merge_lists(
 
 
 def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], base: Sequence[Tensor | None]) -> Tensor:
-    """Packs tensors into one tensor of bytes, and integers in the narrowest dtype that holds all of their section.
+    """Packs tensors, the sections, into one tensor of bytes. Integers get the narrowest dtype that holds all of their section.
 
     Args:
         section: int64 [n], integers, or uint8 [n], other bytes. At least one.

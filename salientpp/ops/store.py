@@ -35,8 +35,9 @@ def look_up(
         remote_sets: packed sets of global ids of other parts.
 
     Returns:
-        ``position`` and ``slot``, two lists of int64 vectors, and ``remote_counts`` int64 [K]. The lists have one entry per group. The groups
-        are: each local set; the rest of the part (slot: local id); each remote set; and the remaining ids (slot: global id), grouped by owner.
+        ``position`` and ``slot``, two lists of int64 vectors, and ``remote_counts`` int64 [K], the number of remaining
+        ids of each owner. The lists have one entry per group. The groups are: each local set; the rest of the part (slot: local id); each remote
+        set; and the remaining ids (slot: global id), grouped by owner.
         Positions are places in ``n_id``; each place is in one group. The slot of an id in a set is the number of smaller members.
     """
     return operators.look_up(n_id, offsets, part_id, local_sets, remote_sets)

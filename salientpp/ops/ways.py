@@ -1,4 +1,4 @@
-"""Operators of the lookahead way, of the sums way and of the planner."""
+"""Operators of caches that look ahead, of partial sums, and of full-graph training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def link_lists(lists: Sequence[Tensor], heads: int, num_ids: int) -> list[Tensor
 
 
 def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Fills the first slots with the distinct ``ids`` int64 and empties the other slots. No next use is known yet.
+    """Fills the first slots of a cache with the distinct ``ids`` int64 and empties the other slots. No next use is known yet.
 
     Args:
         prior: float32 [N], the probability that a batch needs each id.
@@ -59,7 +59,7 @@ def plan_batch(
     slot_key: Tensor,
     table: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Finds the rows of a batch that the slots hold, and decides which of the batch's other rows enter; see :mod:`salientpp.ways.lookahead.planner`.
+    """Finds the rows of a batch that a cache's slots hold, and decides which of its other rows enter a slot; see :mod:`salientpp.ways.lookahead.planner`.
 
     Args:
         remote_id: int64 [n], distinct ids of [0, N).

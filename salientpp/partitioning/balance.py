@@ -97,7 +97,7 @@ def weight_of_vertices(graph: Graph) -> Tensor:
 
 
 def rebalanced(assignment: Tensor, lists: Undirected, weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
-    """Returns the parts int64 [N] after moves that meet all limits, and then after moves that make the cut smaller."""
+    """Moves vertices until all limits hold, and then so that the cut gets smaller. Returns the parts, int64 [N]."""
     indptr, indices, edge_weights = lists
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
         limits = _load_limits(weights, num_parts, share * tolerance)

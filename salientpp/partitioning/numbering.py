@@ -1,6 +1,6 @@
 """Numbers the vertices of parts.
 
-Part p owns one contiguous range of ids. In the order 'vip', ids inside a part descend by the part's own inclusion probability, with seeds counted; ties
+Part p owns one contiguous range of ids. In the order 'vip', the vertices of a part descend by the part's own inclusion probability, with seeds counted; ties
 keep the user's order. In the order 'original', all vertices of a part keep the user's order.
 """
 

@@ -84,7 +84,7 @@ def refine_by_vip(
 
 
 class _Hops:
-    """The recurrence of the probabilities and its derivative, for any assignment."""
+    """Computes the recurrence of the probabilities and its derivative, for any assignment."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
         self.graph, self.transposed, self.fanouts = graph, graph.transpose(), fanouts

@@ -177,7 +177,7 @@ def number_types(
 
 
 def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
-    """Returns int64 [N of all types] from integers [N] per type."""
+    """Joins parts per type, integers [N], to the parts of all vertices, int64."""
     if not isinstance(given, Mapping):
         raise ValueError(
             f"method must be {', '.join(map(repr, METHODS))} or a mapping from node types to tensors of part ids, got {type(given).__name__}"

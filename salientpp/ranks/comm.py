@@ -47,7 +47,7 @@ class Pending:
     number: int = 0  # among the collectives of the host
 
     def wait(self) -> Tensor:
-        """Waits until an output on the host has arrived. For an output on a device, the current stream waits, and the host does not."""
+        """Waits for the output, and returns it. If the output is on a device, the device's current stream waits, and not the host."""
         if self.work is not None and self.output.device.type != "cpu":
             self.work.wait()
         elif self.work is not None:
@@ -57,7 +57,7 @@ class Pending:
 
 @contextlib.contextmanager
 def _without_modes() -> Iterator[None]:
-    """Context without modes of torch functions. A collective keeps the modes in which it started alive, and so a model that is one, and the model's Comm."""
+    """Context in which no torch function mode is active. A collective keeps alive the modes in which it starts, and with them a model and its Comm."""
     modes = []
     while torch._C._len_torch_function_stack():  # also counts modes that are disabled at the moment
         modes.append(torch.overrides._pop_mode())
@@ -73,7 +73,7 @@ class Comm:
 
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
-        device: device of rows that are exchanged: the CPU, or a device between which the default group has NCCL. Everything else is exchanged from the CPU.
+        device: device of exchanged rows: the loader's device if they travel over NCCL, otherwise the CPU. Everything else is exchanged from the CPU.
         of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
         number: number of this Comm among those that the same ranks have made; 0 for a single process.
@@ -176,7 +176,7 @@ class Comm:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The numbers by which error texts name these ranks: those of the ranks from which :meth:`among` chose some."""
+        """The numbers by which error texts name these ranks. Ranks that :meth:`among` has chosen keep their numbers in the original Comm."""
         return self._numbers
 
     # --- collectives --------------------------------------------------------------------------------------

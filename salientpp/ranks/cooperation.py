@@ -23,5 +23,5 @@ class Cooperation:
 
     @property
     def place(self) -> int:
-        """Place of this rank on its host, as :class:`~salientpp.sampling.host_share.HostShare` counts the ranks."""
+        """Number of this rank among those of its host, from 0, as :class:`~salientpp.sampling.host_share.HostShare` counts them."""
         return self.comm.rank - self.ranks_of_host.start

@@ -1,4 +1,4 @@
-"""Told that ranks tell each other before they take a step together: either all ranks take it, or all get an error."""
+"""Facts that ranks tell each other before they take a step together: either all ranks take it, or all get an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_same(
         of: name of the group of ranks, which errors append to a rank's number.
         action: what all ranks must do with "the same" fact, for the error.
         advice: what the user should do, for the error.
-        by_entry: name of a fact that is a dictionary, of which the error lists the entries that differ. For other facts it shows the facts.
+        by_entry: name of a fact that is a dictionary. The error for it lists only the entries that differ. Errors for other facts show the whole fact.
     """
     first = everyone[0]
     for rank, theirs in enumerate(everyone):

@@ -186,7 +186,7 @@ def _script_error() -> str | None:
 
 
 def _linger() -> None:
-    """Tells others of an error, and gives gloo's threads time to release the last collectives; see ``Comm.all_to_all``."""
+    """Runs at exit. Tells others of an error, and gives gloo's threads time to release the last collectives; see :meth:`Groups.end`."""
     FailureNotes.leave_at_exit()
     if Groups.made:
         time.sleep(_LET_GO_SECONDS)

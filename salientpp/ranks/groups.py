@@ -111,7 +111,7 @@ class Groups:
 
 
 class Circle:
-    """Record, in this process, of the Comms that the same ranks have made.
+    """Records of this process about all Comms that the same ranks have made.
 
     Attributes:
         told: for each rank, the number of its mistakes in making other Comms that this process has been told of.

@@ -195,7 +195,7 @@ class _Finished:
     """Finished exchanges of all ranks.
 
     Args:
-        shared: int64 [ranks, 2]: for each rank, the number of exchanges before the first that it has not finished, and its process. Only the rank writes these.
+        shared: int64 [ranks, 2]: for each rank, the number of its first unfinished exchange, from 0, and its process id. A rank writes only its own row.
     """
 
     def __init__(self, shared: Tensor, rank: int) -> None:
@@ -222,7 +222,7 @@ class _Finished:
             self._shared[self._rank, 0] = self._before
 
     def end(self, number: int) -> None:
-        """Waits until every other process has finished ``number`` exchanges or has ended. This rank then counts as finished. A forked process does nothing."""
+        """Marks this rank as finished, then waits until every other process has finished ``number`` exchanges or has ended. A forked process does nothing."""
         if self._process != os.getpid():
             return
         self._has_ended = True

@@ -40,7 +40,7 @@ class PatientStore:
         self._forks = forks()
 
     def ask(self, question: Callable[[dist.Store], Any]) -> Any:
-        """Returns the answer, or None if there is none."""
+        """Returns the store's answer to ``question``; None without one."""
         if self._store is None or self._forks != forks():
             return None
         answer, store = Future[Any](), self._store

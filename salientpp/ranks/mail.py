@@ -1,4 +1,4 @@
-"""Mail between the ranks of a :class:`Comm`: the small all-to-alls of a tick leave together, as one.
+"""Combines small all-to-alls between the ranks of a :class:`Comm`: those of one step of the pipeline (a tick) leave together, as one.
 
 A message costs at least one round trip of the network, however short it is, and gloo works on two collectives at a time. So a tick that starts several small
 collectives waits for several round trips. Mail posts each of them as a **letter**. All letters posted since the last flush travel in one all-to-all of bytes.

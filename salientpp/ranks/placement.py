@@ -110,7 +110,7 @@ class Placement:
 
     @property
     def num_visitors(self) -> int:
-        """Number of ranks, or of hosts that cooperate, among which seeds are divided."""
+        """Number of ranks among which seeds are divided; of hosts, if the ranks of a host cooperate."""
         return len(self.ranks_by_host) if self.cooperates else self.world_size
 
     @property
@@ -201,7 +201,7 @@ class Placement:
 
     @cached_property
     def row_parts(self) -> list[range]:
-        """Ranges of parts, one for each group of parts that one host serves together. Such a group is a row part."""
+        """The row parts: for each group of parts whose rows one host holds together, its range of parts."""
         return [*dict.fromkeys(self._parts_by_host)]
 
     @cached_property

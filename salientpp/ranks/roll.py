@@ -77,7 +77,7 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Tells all ranks that come of this rank's mistake, instead of answering. ``astray``: see :func:`go_astray`."""
+        """Tells the ranks that come to this roll call of this rank's mistake, instead of answering. ``astray``: it comes from :func:`go_astray`."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:
@@ -206,7 +206,7 @@ class Roll:
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
 
     def _look_for_standstill(self, wait: Wait) -> None:
-        """Raises RankFailure if the ranks stand still. This roll call has then not taken place."""
+        """Raises RankFailure if the ranks wait for each other and none can go on. This roll call then does not count."""
         key = self.progress.failure_key
         text = wait.turn(self._store)
         if text is not None or self._store.check([key]):
@@ -242,8 +242,8 @@ def _gloo_options(timeout: timedelta) -> Any:
 def go_astray(error: Exception) -> None:
     """Leaves a note that this rank does not come, for the ranks that wait for it to construct a loader.
 
-    Because of its mistake, this rank does not know which ranks wait. For them this roll call has taken place; for this rank it has not. If this rank continues,
-    :func:`own_up` makes up for it.
+    Because of its mistake, this rank does not know which ranks wait. They have counted this roll call, but this rank has not, so their counts differ. If this
+    rank continues, :func:`own_up` makes the counts equal again.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():
         texts = _mistakes.setdefault(default_group(), [])

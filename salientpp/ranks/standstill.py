@@ -1,8 +1,8 @@
 """Finds ranks that wait for each other in different collectives, so that none of them can go on.
 
-A rank that has waited for longer than a slice (:mod:`salientpp.ranks.waiting`) leaves a note in the job's store, and renews it as long as it waits. The note
-says for which collectives its threads wait, and how many collectives it has started. The lowest of the ranks looks at the notes. The ranks stand still if three
-things hold in two looks:
+A rank that has waited for half a second (:mod:`salientpp.ranks.waiting`) leaves a note in the job's store, and renews it as long as it waits. The note says
+for which collectives its threads wait, and how many collectives it has started. The rank with the lowest number looks at the notes. The ranks stand still if
+three things hold in two looks:
 
 * every rank waits: all of its threads that start collectives do;
 * each awaited collective lacks a rank that has not started it;
@@ -80,12 +80,12 @@ class Progress:
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread in whose name the current one waits."""
+        """The thread on whose behalf the current thread waits."""
         thread = threading.current_thread()
         return self._thread if self._thread and isinstance(thread, threading._DummyThread) else thread
 
 
-#: All of them by their ids. Unlike a WeakSet, it can be listed while another thread makes a Comm.
+#: All :class:`Progress` objects by their ``id``. Unlike a WeakSet, this can be listed while another thread makes a Comm.
 _living: weakref.WeakValueDictionary[int, Progress] = weakref.WeakValueDictionary()
 
 
@@ -97,7 +97,7 @@ def expect(thread: threading.Thread) -> None:
 
 
 class Wait:
-    """Long wait of this thread for collective ``number`` of a Comm; 0 stands for the ranks that make the Comm."""
+    """Long wait of this thread for collective ``number`` of a Comm; 0 stands for the roll call before the Comm is made."""
 
     def __init__(self, progress: Progress, number: int) -> None:
         self.progress, self.number, self.turns = progress, number, 0
@@ -136,7 +136,7 @@ _waits: dict[threading.Thread, Wait] = {}
 
 
 def join(other: threading.Thread) -> None:
-    """Waits until another thread ends, which may start collectives."""
+    """Waits for the end of another thread, which may start collectives."""
     thread = threading.current_thread()
     _joining.add(thread)
     try:
@@ -146,7 +146,7 @@ def join(other: threading.Thread) -> None:
 
 
 def not_waiting(store: dist.Store, progress: Progress) -> list[int]:
-    """Returns the places, in the circle, of the other ranks that have not recorded that they wait."""
+    """Returns the other ranks that have not recorded that they wait, as positions in ``progress.circle``."""
     keys = [(place, _key(rank)) for place, rank in enumerate(progress.circle) if rank != progress.rank]
     return [place for place, key in keys if not store.check([key]) or not store.get(key)]
 

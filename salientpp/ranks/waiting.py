@@ -1,9 +1,9 @@
 """Waits for a collective, and finds out which rank is missing if it does not end.
 
-Between slices of a wait, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close. Each
-other rank finds the closed connections by trying to send a byte to every rank. The connections of a silent rank stay
-open. But a rank that waits for longer than a slice records in the store that it waits; see :mod:`salientpp.ranks.standstill`. So after the timeout, the
-silent ranks are those that have not recorded a wait.
+A wait consists of slices of half a second. Between them, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note,
+but its connections close. Each other rank finds the closed connections by trying to send a byte to every rank. The connections of a silent rank stay open.
+But a rank that waits for longer than a slice records in the store that it waits; see :mod:`salientpp.ranks.standstill`. So after the timeout, the silent ranks
+are those that have not recorded a wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A PyG ``BaseSampler`` that follows edges in both directions, as if the graph were undirected.
 
-A hop draws sources of edges into the frontier and targets of edges out of it, and joins both to the batch. The vertices that are new in a hop are the frontier
-of the next one. Edges keep their directions.
+A hop starts from a frontier, at first the seeds. It draws sources of the edges into the frontier and targets of the edges out of it, and adds both to the
+batch. The vertices that are new in a hop are the frontier of the next one. Edges keep their directions.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class DeviceGraph:
 
     Attributes:
         indptr: int64 [N + 1].
-        lists: links, or int32 or int64 sources, by position.
-        ids: links, or int64 ids of the edges, by position; None: positions are the ids.
+        lists: by position, sources int32 or int64, or links. A link has the source in its lower 32 bits and the edge's id in the upper 32.
+        ids: by position, ids of the edges, int64, or links; None: positions are the ids.
         device: device of the kernels.
     """
 
@@ -72,7 +72,7 @@ class DeviceGraph:
         return sum(array.nbytes for array in arrays.values())
 
     def new_table(self) -> Tensor:
-        """Returns a table int32 [N] for :func:`sample_neighbors`, for one thread."""
+        """Returns a table int32 [N], in which one thread's :func:`sample_neighbors` keeps local ids."""
         from salientpp.sampling.device_kernels import UNSEEN
 
         return torch.full((self.num_vertices,), UNSEEN, dtype=torch.int32, device=self.device)
@@ -112,7 +112,7 @@ def sample_neighbors(
 
     Returns:
         ``n_id`` int64 [n], and int64 [3, e] with local ids of sources, local ids of targets and ids of edges, both on the device. Then the numbers of
-        vertices and of edges by hop, of :func:`salientpp.ops.sample_neighbors`.
+        vertices and of edges by hop, as :func:`salientpp.ops.sample_neighbors` returns them.
 
     Raises:
         ValueError: a fanout is too large.
@@ -146,9 +146,9 @@ def sample_neighbors(
 def _slots(
     graph: DeviceGraph, frontier: Tensor, fanout: int, batch_key: int, hop: int, replace: bool, num_found: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the positions that the vertices of a hop draw, by slot, and the places of the slots' vertices.
+    """Returns, by slot, the drawn position in the lists, and the index of the slot's vertex in ``frontier``.
 
-    The places are None if each vertex has ``fanout`` slots.
+    The position is -1 in an unused slot. The indices are None if each vertex has ``fanout`` slots.
     """
     from salientpp.sampling import device_kernels as kernels
 

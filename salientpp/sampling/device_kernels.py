@@ -1,8 +1,8 @@
 """Triton kernels of :mod:`salientpp.sampling.device_draw`. Only code that runs them imports this module, because it needs Triton.
 
-A hop has a number of *slots*: each vertex has as many as it may draw, in order. A slot holds a position in the lists, or -1 if it is not used. One kernel
-draws positions. The next one marks, in a table with an entry per vertex of the graph, the first slot that holds each source. From these marks the last
-kernels number the new vertices in order of discovery, and write the edges.
+A hop has numbered *slots*, one for each neighbour that a vertex may draw, vertex after vertex. A slot holds a position in the lists, or -1 if it is not
+used. One kernel draws positions. The next one marks, in a table with an entry per vertex of the graph, the first slot that holds each source. From these marks
+the last kernels number the new vertices in order of discovery, and write the edges.
 
 The draws use the integer arithmetic of ``csrc/random.h`` and ``csrc/sampling/uniform_draw.h``, so they are the draws of the CPU.
 """
@@ -16,7 +16,7 @@ from triton.language.standard import _elementwise_max
 
 #: Table entry of a vertex that the batch does not hold.
 UNSEEN = 2**31 - 1
-#: Added to a slot in the table. Smaller entries are local ids, so ids and slots must be smaller than this number.
+#: Added to the number of a slot that is written to the table. Smaller entries are local ids, so ids and slots must be smaller than this number.
 FIRST_MARK = 2**30
 #: Largest fanout. A program keeps the earlier draws of its vertices in registers.
 MOST_DRAWS = 1024
@@ -220,7 +220,7 @@ def draw(frontier: Tensor, indptr: Tensor, position: Tensor, fanout: int, key: i
 
 
 def read_lists(frontier: Tensor, indptr: Tensor, begin: Tensor, degree: Tensor) -> None:
-    """Writes where the lists of the vertices int64 [n] begin, and their lengths, int64 [n] each."""
+    """Writes the first positions (``begin``) and the lengths (``degree``) of the vertices' lists, int64 [n] each."""
     _read_lists[(triton.cdiv(frontier.numel(), _BLOCK),)](
         frontier, indptr, begin, degree, frontier.numel(), BLOCK=_BLOCK
     )
@@ -245,8 +245,8 @@ def finish(
     """Writes the new vertices and the edges of a hop, and replaces the marks in the table by local ids.
 
     Args:
-        sums: int64 [slots], running sums of the flags.
-        owner: for each slot, the place in the frontier of its vertex; None if each vertex has ``fanout`` slots.
+        sums: int64 [slots], running sums of the numbers that :func:`flag` writes.
+        owner: for each slot, the index of its vertex in the frontier; None if each vertex has ``fanout`` slots.
         ids: by position, int64 ids of the edges, or links. A link has the source in its lower 32 bits and the edge's id in the upper 32. None: positions are
             the ids.
         is_linked: True if ``ids`` are links.

@@ -27,7 +27,7 @@ class BatchShare(SamplerOutput):
     """One rank's share of a sampled batch. ``node`` and ``edge`` have only this rank's vertices and edges.
 
     Attributes:
-        share: the place of the share in the whole batch, and the numbering of ``row`` and ``col``.
+        share: the rows that the rank sends and receives, the numbering of ``row`` and ``col``, and a description of the whole batch.
     """
 
     share: HostShare | None = None
@@ -37,12 +37,12 @@ def shares_of(mfg: Mfg, owner: Tensor, ranks: int) -> list[BatchShare]:
     """Divides a batch among the ranks of a host.
 
     Args:
-        mfg: batch with one vertex type, hop by hop, as a topology samples it without trees. Its metadata are the ids and the times of the seeds, or None.
-        owner: place of the rank that each vertex of the batch belongs to, in [0, ranks), of any integer dtype [n].
+        mfg: sampled batch with one vertex type, without trees, whose edges follow the hops. Its metadata are the ids and the times of the seeds, or None.
+        owner: for each vertex of the batch, the index on the host of the rank that it belongs to, in [0, ranks); any integer dtype [n].
         ranks: number of ranks of the host.
 
     Returns:
-        The share of each rank, in the order of the places. A share may have no vertices.
+        The share of each rank, by its index on the host. A share may have no vertices.
 
     Raises:
         ValueError: the batch cannot be divided, or ``owner`` does not fit it.
@@ -51,12 +51,12 @@ def shares_of(mfg: Mfg, owner: Tensor, ranks: int) -> list[BatchShare]:
 
 
 def share_of(mfg: Mfg, owner: Tensor, ranks: int, place: int) -> BatchShare:
-    """Returns one of the shares that :func:`shares_of` returns, with less work."""
+    """Returns the share of the rank ``place``, equal to that of :func:`shares_of`, with less work."""
     return _divide(mfg, owner, ranks, range(place, place + 1))[0]
 
 
 def _divide(mfg: Any, owner: Tensor, ranks: int, places: range) -> list[BatchShare]:
-    """Returns the shares of all places, or of one."""
+    """Returns the shares of the ranks ``places``: all, or one."""
     _check(mfg, owner, ranks)
     edges_within = list(accumulate(mfg.num_sampled_edges))
     divided = ops.divide_batch(

@@ -1,4 +1,4 @@
-"""Attributes of a batch's edges that came with their draws, because other ranks hold them."""
+"""Attributes of a batch's edges that other ranks hold. They arrive together with the draws of these edges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EdgeRows:
 
     @classmethod
     def of(cls, pieces: Sequence[Drawn | EdgeRows]) -> EdgeRows:
-        """Joins pieces, which may have edges in common."""
+        """Joins the edges of several draws, and keeps each edge once."""
         numbers = torch.cat([piece.number for piece in pieces])
         number, place = torch.unique(numbers, return_inverse=True)
         first = torch.empty_like(number)
@@ -41,7 +41,7 @@ class EdgeRows:
 
 
 def joined_rows(samples: Sequence[EdgeRowsByType]) -> dict[Any, EdgeRows]:
-    """Returns the attributes of the edges of several samples."""
+    """Joins, by edge type, the attributes of the edges of several samples."""
     types = dict.fromkeys(type_ for rows in samples for type_ in rows)
     return {type_: EdgeRows.of([rows[type_] for rows in samples if type_ in rows]) for type_ in types}
 

@@ -29,12 +29,12 @@ class GrowingBatch:
         n_id, tree: per type int64 [n], the vertices so far, and the trees that they belong to. Without trees, ``tree`` is empty.
         tree_time: int64 [num_trees], the time of each tree's seed. None without times.
         tree_since: int64 [num_trees], the first time that each tree sees. None without a time window.
-        first: per type, where the vertices begin that the next hop expands.
+        first: per type, the position in ``n_id`` of the first vertex that the next hop expands.
         edge_index: per relation int64 [2, e], positions of the edges' sources and targets in ``n_id``.
         groups: per relation, the draws of all hops, with the positions of their vertices in ``n_id``.
-        num_nodes, num_edges: per type and per relation, the numbers of each hop.
-        arrived: per relation, draws that brought attributes of edges.
-        reads: the places of the lists that were read.
+        num_nodes, num_edges: numbers of vertices per type, and of edges per relation, in each hop.
+        arrived: per relation, the draws of other ranks that came with attributes of edges.
+        reads: numbers of the lists that were read, of this host and of other ranks.
         list_bytes: bytes of the packets with requests for lists, and with their answers.
     """
 
@@ -102,7 +102,7 @@ class GrowingBatch:
         return [self.vertices(type_, first) for type_, first in enumerate(self.first)]
 
     def join(self, drawn: Sequence[Sequence[Group]]) -> None:
-        """Adds a hop: per relation, the draws of the frontier of its target type."""
+        """Adds a hop. ``drawn``: per relation, draws of the frontier's vertices of its target type."""
         begin, size = self.first, [ids.numel() for ids in self.n_id]
         lists = [merged_sources(size[target] - begin[target], of) for of, (_, target) in zip(drawn, self.ends)]
         self.n_id, self.tree, self.edge_index = ops.join_drawn(
@@ -119,7 +119,7 @@ class GrowingBatch:
             of_type.append(ids.numel() - before)
 
     def replace_edges(self, found: Sequence[Sequence[Group]]) -> None:
-        """Replaces the edges by others: per relation, edges of all vertices of its target type, whose sources are positions in ``n_id``."""
+        """Replaces the edges by ``found``: per relation, edges into all vertices of its target type, with sources as positions in ``n_id``."""
         self.first = [ids.numel() for ids in self.n_id]
         self.groups = [list(of) for of in found]
         for number, (of, (_, target)) in enumerate(zip(found, self.ends)):
@@ -146,7 +146,7 @@ class GrowingBatch:
 
 
 def _moved(position: Tensor | None, begin: int, end: int) -> Tensor | None:
-    """Returns positions among the vertices from ``begin`` on as positions among all. ``end`` is the number of all."""
+    """Converts positions that count from vertex ``begin`` to positions among all ``end`` vertices. None: every vertex from ``begin`` on."""
     if begin == 0:
         return position
     return torch.arange(begin, end, device="cpu") if position is None else position + begin

@@ -36,7 +36,7 @@ class HopDraw(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Numbers of vertices whose lists were read for a batch of this rank, by the place of the lists: own part, other ranks."""
+    """Counts of the vertices whose lists were read for a batch of this rank: ``own`` lists of this host's part, ``remote`` lists of other ranks."""
 
     own: int = 0
     remote: int = 0
@@ -76,13 +76,13 @@ class Drawn:
     """Edges that were drawn from the lists of m vertices, list after list.
 
     Attributes:
-        count: int64 [m], edges of each list.
+        count: int64 [m], number of edges drawn from each list.
         source: global ids of the sources, [e]; for edges between members, their positions among the members. They and ``offset`` are uint8, uint16, int32
             or int64.
         offset: [e], numbers of the edges in the whole graph, minus the ``base`` of their list. None: not wanted.
         base: int64 [m], or [1] if all lists have the same base. None only without ``offset``.
         first: int64 [m], number of the first edge of each whole list. None: not wanted.
-        rows: attribute name -> rows [e, ...] of the edges, as far as the drawing rank does not hold them.
+        rows: attribute name -> rows [e, ...] of the edges, if they were drawn for a rank that does not hold these rows.
     """
 
     count: Tensor
@@ -104,10 +104,10 @@ Group = tuple[Tensor | None, Drawn]
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """Lists of one relation in one set of arrays.
+    """Neighbour lists of one relation, in one set of arrays.
 
     Attributes:
-        relation: the arrays. Their rows are called places.
+        relation: the arrays. The index of a list in them is called its place.
         number: number of the relation in the graph.
         first_edge: number of the first edge of these arrays, whose edges are numbered consecutively.
         attributes: attribute name -> rows of the edges. Row i belongs to edge ``first_row + i``.
@@ -139,7 +139,7 @@ class Lists:
     def edges_between(
         self, place: Tensor, of: Vertices, members: Vertices, num_sources: int, num_trees: int, with_rows: bool
     ) -> Drawn:
-        """Finds all edges of the lists at ``place`` whose source is a member of the same tree, and visible at that time."""
+        """Finds all edges in the lists at ``place`` whose source is a member of the same tree. With times, the tree's seed must see the edge or its source."""
         lists = self.relation
         time = lists.edge_time if lists.source_time is None else lists.source_time
         timed = time is not None and of.now is not None
@@ -154,7 +154,7 @@ class Lists:
         return torch.tensor([self.first_edge], dtype=torch.int64, device="cpu")
 
     def _numbered(self, place: Tensor, drawn: Drawn, with_rows: bool) -> Drawn:
-        """Returns draws whose ``offset`` holds positions, with the numbers of the edges."""
+        """Returns ``drawn``, whose ``offset`` holds positions in arrays, with the numbers of the edges instead."""
         position, ids = drawn.offset, self.relation.edge_id
         assert position is not None  # as the caller made it
         stored = position if ids is None else ids[position].to(torch.int64)
@@ -167,19 +167,19 @@ class Lists:
 
 
 def merged_sources(size: int, groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
-    """Puts the draws of some holders in the order of ``size`` vertices. Returns the count of each list and the sources, int64."""
+    """Merges the draws of some holders of lists, in the order of the ``size`` vertices that drew. Returns the count of each list and the sources, int64."""
     if len(groups) == 1 and groups[0][0] is None and groups[0][1].source.dtype == torch.int64:
         return groups[0][1].count, groups[0][1].source
     return _merged(size, groups, [drawn.source for _, drawn in groups])
 
 
 def merged_numbers(size: int, groups: Sequence[Group]) -> Tensor:
-    """Returns the numbers of the edges in the same order, int64 [e]. All draws have ``offset``."""
+    """Returns the numbers of the edges in the order of :func:`merged_sources`, int64 [e]. All draws must have ``offset``."""
     return _merged(size, groups, [_given(of.offset) for _, of in groups], [_given(of.base) for _, of in groups])[1]
 
 
 def merged(size: int, groups: Sequence[Group]) -> Drawn:
-    """Puts all draws with their attributes in the same order. The draws hold the same fields, and attributes of the same names."""
+    """Merges draws as :func:`merged_sources` does, with their attributes. The draws must hold the same fields, and attributes of the same names."""
     if len(groups) == 1 and groups[0][0] is None:
         return groups[0][1]
     count, source = merged_sources(size, groups)

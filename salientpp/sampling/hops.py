@@ -28,7 +28,7 @@ Asked = set[tuple[Relation, bool, bool]]
 
 
 class Demand:
-    """``hops`` is True if a model of this process was trimmed. Then the edges of batches must know their hops."""
+    """Switch for this process: ``hops`` is True once a model was trimmed. The edges of later batches then keep their hops, which trimming needs."""
 
     hops = False
 
@@ -45,7 +45,7 @@ class Hops:
         num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
         edge_index: by relation int64 [2, e] on the CPU, as sampled.
         share: this rank's share, if the ranks of a host compute the batch together. The vertices and edges here are then the rank's own.
-        asked: kinds of lists that models have used in batches of the same loader. Its threads make such lists for later batches.
+        asked: kinds of lists that models have used in batches of the same loader. The loader's threads make such lists for later batches.
     """
 
     num_nodes: Mapping[str | None, list[int]]

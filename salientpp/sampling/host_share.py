@@ -49,9 +49,9 @@ class HostShare:
         num_vertices: number of vertices of the whole batch.
         own: numbers of own vertices within 0, 1, 2, ... hops. The last number is n.
         edges: numbers of edges into own vertices within 0, 1, 2, ... hops. The last number counts all edges of the share.
-        send: int64, own numbers of the rows that other ranks need, grouped by receiver, ascending within a group. On the CPU.
-        sent: for each rank of the host, numbers of its rows in ``send`` within 0, 1, 2, ... hops.
-        received: for each rank of the host, numbers of its rows in the halo within 0, 1, 2, ... hops.
+        send: int64, numbers (0 to n - 1) of own vertices whose rows other ranks need, grouped by receiver, ascending within a group. On the CPU.
+        sent: for each rank of the host, numbers of the rows in ``send`` that go to it, within 0, 1, 2, ... hops.
+        received: for each rank of the host, numbers of the rows in the halo that come from it, within 0, 1, 2, ... hops.
         whole: the batch of the share.
     """
 
@@ -70,10 +70,10 @@ class HostShare:
 
     @property
     def send_counts(self) -> list[int]:
-        """Number of rows for each rank of the host."""
+        """Number of rows to send to each rank of the host."""
         return [of_rank[-1] for of_rank in self.sent]
 
     @property
     def recv_counts(self) -> list[int]:
-        """Number of rows from each rank of the host."""
+        """Number of rows to receive from each rank of the host."""
         return [of_rank[-1] for of_rank in self.received]

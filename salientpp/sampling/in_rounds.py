@@ -80,12 +80,12 @@ def drawing_of(
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A batch that waits for the answers of a round.
+    """A batch that waits for other ranks' answers to its requests (a round).
 
     Attributes:
-        drawing: continues with the answers.
+        drawing: generator that continues when it is sent the answers.
         asks: requests, by part.
-        finish: makes the result of the last round from the sample.
+        finish: makes the result from the complete sample.
     """
 
     drawing: Drawing

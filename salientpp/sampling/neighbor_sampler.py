@@ -181,7 +181,7 @@ class NeighborSampler(BaseSampler):
 
     @time_window.setter
     def time_window(self, time_window: Any) -> None:
-        #: ``window`` is the same on the topology's clock.
+        #: ``window`` is the same length in units of the topology's clock.
         self._time_window, self.window = read_window(time_window, self.topology.clock)
 
     @property
@@ -231,7 +231,7 @@ class NeighborSampler(BaseSampler):
         *,
         only_vertices: bool = False,
     ) -> Mfg:
-        """Samples the MFG of some vertices.
+        """Samples the message-flow graph (MFG) of some vertices.
 
         Args:
             inputs: the seeds, with times and node type if any.
@@ -273,7 +273,7 @@ class NeighborSampler(BaseSampler):
         return self.finished(out, only_vertices)
 
     def finished(self, out: Mfg, only_vertices: bool) -> Mfg:
-        """Returns a sample of these options from a sample of directional edges."""
+        """Adds reversed edges to a sample if ``subgraph_type`` is bidirectional and edges are wanted."""
         if self.subgraph_type != SubgraphType.bidirectional or only_vertices:
             return out
         if isinstance(out, HeteroSamplerOutput):
@@ -304,7 +304,7 @@ class NeighborSampler(BaseSampler):
         return out
 
     def drawing(self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool) -> Drawing:
-        """Samples an MFG in rounds, over a topology in parts. It takes the arguments of :meth:`arguments`."""
+        """Samples an MFG over a topology in parts, and yields requests to other ranks. It takes the arguments of :meth:`arguments`."""
         assert isinstance(self.topology, PartTopology)  # only such a topology is drawn in rounds
         arguments = self.arguments(seed, seed_time, key, on_clock, only_vertices)
         return (yield from self.topology.drawing(*arguments, only_vertices=only_vertices))

@@ -1,4 +1,4 @@
-"""Packets: several tensors in one tensor of bytes.
+"""Packets: several tensors, called sections, in one tensor of bytes.
 
 Integers travel in the narrowest dtype that holds all values of their tensor, because most of the numbers that ranks tell each other are small.
 """
@@ -27,8 +27,8 @@ def pack(sections: Sequence[Tensor], lists: Mapping[int, tuple[Tensor, Tensor]] 
 
     Args:
         sections: int64 tensors [n] of integers, and uint8 tensors [n] of other bytes, on the CPU. At least one.
-        lists: for some sections, by number, the lengths of the lists that they hold, and the base of each list, int64 [m]. The packet gets the integers
-            minus the base of their list.
+        lists: number of a section that holds lists -> the length and the base of each list, int64 [m] each. The packet gets the integers minus the base
+            of their list, which are smaller.
     """
     of = [(lists or {}).get(number, (None, None)) for number in range(len(sections))]
     return pack_integers(
@@ -47,7 +47,7 @@ def unpack_narrow(packet: Tensor) -> list[Tensor]:
 
 
 def as_rows(data: Tensor, dtype: torch.dtype, row_shape: Sequence[int], number: int) -> Tensor:
-    """Returns a section of bytes as rows [number, ...], also of a width of 0, and of a dtype that needs more than the alignment of sections."""
+    """Views a section of bytes as rows [number, ...]. Copies it first if the dtype needs a larger alignment than sections have. Rows may have width 0."""
     if data.storage_offset() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype).view(number, *row_shape)

@@ -54,11 +54,12 @@ Drawing = Generator[Packets, Packets | None, Mfg]
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Holders of the lists of some vertices: positions among the vertices (None: all), and places of the lists.
+    """Tells which part holds the neighbour lists of some vertices, and their places there.
 
     Attributes:
-        home: of the lists that this host holds; the place is the number of the vertex in the host's part.
-        remote: part -> the same for the lists that it owns; the place is the number of the vertex in that part.
+        home: for lists that this host holds, the positions of their vertices among the ``size`` vertices (None: all), and the numbers of the vertices in the
+            host's part.
+        remote: part -> the same for the lists that it owns, with the numbers of the vertices in that part.
     """
 
     size: int
@@ -111,13 +112,13 @@ class PartTopology(Topology):
         self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
 
     def for_loader(self) -> PartTopology:
-        """Returns the same topology for one more loader, which may change what is particular to a loader: ``seeds_are_held`` and formats."""
+        """Returns a copy for one more loader, so that each loader sets its own ``seeds_are_held`` and formats of edge attributes."""
         found = copy.copy(self)
         found.seeds_are_held, found._lists = True, self._stored
         return found
 
     def send_edges_as(self, sent: Mapping[EdgeColumn, Narrow]) -> None:
-        """Lets attributes of edges travel as the bytes of these formats. Called before the first batch is drawn."""
+        """Sets the formats in which attributes of edges are sent to other ranks. Called before the first batch is drawn."""
         self._lists = [
             [replace(lists, attributes=encoded(lists.attributes, type_, sent)) for lists in of_relation]
             for type_, of_relation in zip(self.edge_types, self._stored)
@@ -170,7 +171,7 @@ class PartTopology(Topology):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Drawing:
-        """Samples as :meth:`Topology.sample` says. It yields requests to other ranks, also empty ones, :meth:`num_rounds`
+        """Samples as :meth:`Topology.sample` says. It yields requests to other ranks, sometimes empty ones, :meth:`num_rounds`
         times.
 
         Raises:
@@ -259,7 +260,7 @@ class PartTopology(Topology):
                     yield at if position is None else position[at], ids[at] - int(bounds[piece]), lists
 
     def _asked(self, request: ListRequest, places: Sequence[_Places], batch: GrowingBatch) -> dict[int, ListRequest]:
-        """Returns the request to each part that owns lists of this batch which the host does not hold."""
+        """Returns, by part, the requests for the lists of this batch that this host does not hold."""
         asked = {}
         for part in sorted({part for place in places for part in place.remote}):
             vertices = []

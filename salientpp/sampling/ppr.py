@@ -69,7 +69,7 @@ class PPRSampler(NeighborSampler):
 
     Args:
         data: a ``Data``, a :class:`~salientpp.Graph` or a :class:`~salientpp.PartitionedGraph`, with one vertex type.
-        k: the most vertices of a seed.
+        k: largest number of vertices for each seed.
         alpha: probability in (0, 1) that a walk ends at a vertex. A larger value keeps walks nearer to the seed.
         epsilon: > 0. A vertex is pushed while its residual is more than ``epsilon`` times its in-degree. A smaller value takes longer and gives smaller
             errors.
@@ -128,7 +128,7 @@ class PPRSampler(NeighborSampler):
     # --- the largest scores -------------------------------------------------------------------------------
 
     def top(self, seeds: Tensor) -> Top:
-        """Returns the vertices with the largest scores of these seeds, int64 [B]. Kept ones are looked up.
+        """Returns the vertices with the largest scores of these seeds, int64 [B]. Looks them up if :meth:`keep` stored them for all seeds.
 
         Raises:
             RuntimeError: a seed is out of range, or its scores need lists of another part and were not kept.
@@ -166,7 +166,7 @@ class PPRSampler(NeighborSampler):
         self._kept = known, Top(*(column[first] for column in found))
 
     def finding(self, seeds: Tensor, degree: Tensor) -> Generator[Packets, Packets | None, Top]:
-        """Finds the result of :meth:`top` in rounds, over a topology in parts. The number of rounds depends on the graph.
+        """Finds the result of :meth:`top` over a topology in parts, in rounds of requests to other ranks. The graph determines their number.
 
         Walks begin again after each round, with the lists that were missing.
 

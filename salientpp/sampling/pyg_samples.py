@@ -1,4 +1,4 @@
-"""PyG's code around a draw of edges: it makes seeds of the edges and of negative examples, and adds labels to their sample."""
+"""Calls PyG's code around a draw that starts from edges. It turns edges and negative examples into seeds, and adds labels to their sample."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Requests to the owner of lists to draw from them, and its answers, as packets.
 
-A request holds the vertices of a batch whose lists the owner has. In one with **members**, the owner finds all edges of these lists
+A request holds the vertices of a batch whose lists the owner has. In a request with **members**, the owner finds all edges of these lists
 between vertices of the batch instead. Both sides derive the order of the sections from the graph's types and relations.
 """
 
@@ -27,8 +27,8 @@ class ListRequest:
     """Request of a rank to the owner of lists, about one batch.
 
     Attributes:
-        hop: the hop, for draws.
-        vertices: for each vertex type, the vertices of the asked part. Their ids are counted from the part's first.
+        hop: the numbers that fix the draws.
+        vertices: for each vertex type, the vertices whose lists are asked for. Their ids count from the first vertex of the owner's part.
         keeps_edges: False: only the sources are wanted.
         members: for each vertex type, all vertices of the batch without times, if edges between them are wanted instead of draws.
         num_trees: number of trees of the batch.

@@ -74,8 +74,8 @@ class Schedule:
     """The epochs of one logical rank.
 
     Attributes:
-        unit, num_seeds, place, logical_ranks_per_unit: the unit, the number of its seeds, and the place of ``logical_rank`` among the logical ranks
-            that draw from it.
+        unit, num_seeds: the unit and the number of its seeds.
+        place, logical_ranks_per_unit: the index of ``logical_rank`` among the logical ranks that draw from the unit, and their number.
         seeds_per_logical_rank: number of seeds that each logical rank visits.
         batch_size, shuffle, drop_last, uneven: as in the loader.
         seed: fixes the order.
@@ -256,7 +256,7 @@ class Turns:
         return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
 
     def trial(self) -> list[Turn]:
-        """Returns the turns of epoch 0."""
+        """Returns epoch 0's turns for estimates."""
         return self.of_epoch(0)
 
     def of_epoch(self, epoch: int) -> list[Turn]:

@@ -30,7 +30,7 @@ from salientpp.vip.policies import TypedWorkload, Workload, score, score_types
 def part_nodes(
     part: PartitionedGraph, part_id: int, nodes: Any, time: Tensor | None, input_id: Tensor | None
 ) -> tuple[NodeSamplerInput, str | None]:
-    """Returns the seeds of a part, and the name of their split if they are a split."""
+    """Returns a part's ``input_nodes`` as PyG's inputs, and the name of their split (None for ids or a mask)."""
     type_ = None
     if part.is_hetero:
         type_, nodes = split_type(nodes, part.node_types)
@@ -60,7 +60,7 @@ def part_nodes(
 
 
 def split_type(nodes: Any, types: Collection[Any]) -> tuple[str, Any]:
-    """Returns the node type and the rest of ``input_nodes`` on a graph with several types."""
+    """Splits ``input_nodes`` of a graph with several types into node type and seeds (None: the type stands alone)."""
     type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
     if not isinstance(type_, str):
         raise ValueError(
@@ -209,7 +209,7 @@ def scores_of_part(
     batch_size: int,
     comm: Comm,
 ) -> Mapping[str | None, Tensor]:
-    """Returns a policy's scores for a part's cache plan, per vertex type float [N].
+    """Returns the scores by which a cache policy ranks the vertices for a part's cache, per vertex type float [N].
 
     The loader and the analysis both plan by these scores, so that they cache the same rows.
 
@@ -254,7 +254,7 @@ def _scores(policy: Any, workload: Workload | TypedWorkload) -> Mapping[str | No
 def edge_start(
     inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
 ) -> Mapping[str | None, Callable[[int], Tensor]]:
-    """Returns the probability that each vertex is among a batch's seeds: the ends of its edges and of its negative examples."""
+    """Returns, by vertex type, a function: number of vertices -> each one's probability to be an end of a batch's edges or negative examples."""
     count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
     of_sources = 0 if negatives is not None and negatives.is_triplet() else count
     source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)

@@ -10,7 +10,7 @@ from salientpp.graph.clock import Clock
 
 
 def read_window(given: Any, clock: Clock | None) -> tuple[int | float | None, int | float | None]:
-    """Returns the length of a time window as a number of Python, and as :meth:`~salientpp.graph.clock.Clock.since` takes it.
+    """Returns the length of a time window twice: as a Python number, and in the form that :meth:`~salientpp.graph.clock.Clock.since` takes.
 
     Args:
         given: the user's value; None sees all earlier times.

@@ -77,7 +77,7 @@ class Topology(ABC):
         clock: the map from the user's times to int64; None without times.
         has_weights: True if neighbours are drawn in proportion to weights.
         has_edge_times: True if edges have times.
-        graph: the whole graph, if this process holds it. Everything that is planned from its edges needs it.
+        graph: the whole graph, if this process holds it. Plans that are computed from its edges need it.
     """
 
     num_vertices: Mapping[str | None, int]
@@ -114,7 +114,7 @@ class Topology(ABC):
             seeds: by vertex type int64 [B]; trees are numbered in the order of this mapping.
             key: signed 64-bit.
             seed_time: by vertex type int64 [B], on the :attr:`clock`; None takes the seeds' own times. A tree sees neighbours whose time is not
-                later than its seed's. With ``options.window``, the time is not more than this earlier.
+                later than its seed's. With ``options.window``, the time is also at most this much earlier.
             only_vertices: the caller wants only ``node``; the other fields may be empty.
 
         Returns:
@@ -156,7 +156,7 @@ class Topology(ABC):
         return self.node_time[name][seeds]
 
     def since(self, now: Tensor | None, window: int | float | None) -> Tensor | None:
-        """Returns the first times that trees see, int64 on the :attr:`clock`; None without ``now``, the times of their seeds, or without a window."""
+        """Returns the earliest time that each tree sees, int64 on the :attr:`clock`. ``now``: the times of their seeds. None without ``now`` or a window."""
         return None if now is None or window is None or self.clock is None else self.clock.since(now, window)
 
     def as_typed(self) -> TypedGraph:

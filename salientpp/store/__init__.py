@@ -1,1 +1,1 @@
-"""Feature rows: where they are kept, and how a rank gets rows that other ranks own."""
+"""Keeps feature rows, and fetches the rows that other ranks own."""

@@ -1,6 +1,6 @@
 """Assembles a batch's rows on the device: one tensor in the batch's order, from rows in several tensors.
 
-The rows of a batch lie in up to five tensors: the tiers that the device reads in place, the packed rows, and the rows that arrived from other
+The rows of a batch lie in up to five tensors: rows that the device reads in place, rows that the host packed, and rows that came from other
 ranks. A Triton kernel does the work (:mod:`salientpp.store.assembly_kernel`). Encoded rows have a kernel that writes them decoded, in the same pass
 (:mod:`salientpp.store.decoding_kernel`). Without Triton, torch operators do it in one pass per tensor, and decode in further passes. Neither makes
 the host wait for the device.
@@ -62,7 +62,7 @@ def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None
 
 
 def decode_rows(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor | None) -> Tensor:
-    """Returns, for each entry of ``index``, that row of the concatenated tensors, decoded. It works on the device's current stream.
+    """Selects the rows ``index`` of the concatenated tensors, and decodes them, on the device's current stream.
 
     Args:
         narrow: encoding of the rows.
@@ -103,7 +103,7 @@ def run_decoding_kernel(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor
 
 
 def _five(tensors: Sequence[Tensor], nothing: Tensor) -> list[Tensor]:
-    """Returns the tensors, and as many empty ones as the kernels take."""
+    """Adds empty tensors, because the kernels take exactly five tensors."""
     if len(tensors) > NUM_TENSORS:
         raise ValueError(
             f"the rows of a batch may lie in at most {NUM_TENSORS} tensors, got {len(tensors)}; keep fewer tiers on the device"

@@ -53,7 +53,7 @@ class FeatureCache:
         return dataclasses.replace(self, rows={name: pinned(rows) for name, rows in self.rows.items()})
 
     def tiers(self, zero_copy: bool) -> Sequence[Tier]:
-        """Returns the cache's tiers, nearest first. With ``zero_copy`` the device also reads the rows on the host."""
+        """Returns the cache's tiers: the device copies, then the rows on the host. With ``zero_copy`` the device reads both."""
         found = []
         if len(self.device_members):
             found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "device"))
@@ -90,7 +90,7 @@ def on_device(
     num_bytes: int,
     device: torch.device,
 ) -> dict[str | None, FeatureCache]:
-    """Returns these caches, by vertex type, with device copies of the rows that are hottest per byte, as many as fit into ``num_bytes``.
+    """Adds device copies to caches, by vertex type: of the rows most probably needed per byte, as many as fit into ``num_bytes``.
 
     ``probability`` holds the access probability of every vertex, per type float [N].
     """

@@ -23,7 +23,7 @@ from salientpp.store.narrow import Narrow, read_format
 _BLOCK = 2048
 #: Maximum number of values of one row that a program writes at once.
 _WIDEST = 256
-#: Minimum: a program unpacks eight 4-bit codes at once.
+#: Minimum of that number, since a program unpacks eight 4-bit codes at once.
 _NARROWEST = 8
 #: Options of the compiler. A fused product and sum rounds once instead of twice, which gives other bits than the CPU's.
 OPTIONS = {"enable_fp_fusion": False}

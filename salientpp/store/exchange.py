@@ -7,7 +7,8 @@ Ranks exchange three things for a batch, for any number of vertex types and attr
 * **rows**: the rows themselves.
 
 One function starts each exchange and another finishes it, so that the pipeline can work in between. Counts and ids are letters: those of all batches
-of a tick leave together, in one message (:mod:`salientpp.ranks.mail`). Rows are a message of their own, because they may travel between devices.
+of a tick of the pipeline leave together, in one message (:mod:`salientpp.ranks.mail`). Rows are a message of their own, because they may travel between
+devices.
 
 The counts carry one more number: whether the sender has left the epoch. A rank that has fewer batches, or that left its loop early, goes on
 answering the others and requests nothing itself. All ranks stop together once all have left. So no rank waits for a rank that has finished.
@@ -38,12 +39,12 @@ from salientpp.store.narrow import Column
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet
 
-#: Most and least bytes per request while a cache is filled, and the number of requests for which bytes between them are chosen.
+#: Upper and lower bound of the bytes per request while a cache is filled, and the number of requests to aim at between these bounds.
 _MOST_FILL_BYTES, _LEAST_FILL_BYTES, _FILL_CHUNKS = 64 * 2**20, 2**20, 16
 
 
 def _fill_chunk_bytes(num_bytes: int) -> int:
-    """Returns the approximate bytes per request while a cache of ``num_bytes`` is filled. Few, so that filling needs little memory beside the cache."""
+    """Returns the approximate bytes per request while a cache of ``num_bytes`` is filled: few, so that filling needs little memory beside the cache."""
     return min(_MOST_FILL_BYTES, max(_LEAST_FILL_BYTES, num_bytes // _FILL_CHUNKS))
 
 
@@ -66,8 +67,8 @@ class Traffic:
     """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
     ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
-    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers. ``list_rounds`` counts how often a
-    batch made this rank ask others for draws from their lists.
+    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from another rank's neighbour lists, and the
+    answers. ``list_rounds`` counts how often a batch made this rank send such requests.
     """
 
     bytes_sent: int = 0
@@ -167,7 +168,7 @@ class Exchange:
         self.wire_dtype = torch.int32 if narrow else torch.int64
 
     def part_of(self, type_: str | None) -> int:
-        """Returns the number of the part, in the type's book, whose rows this rank has: its own part, or the only part."""
+        """Returns the number of the part whose rows of this type the rank has: its own part, or 0 for a replicated type."""
         return self.part_id if type_ in self.types else 0
 
     def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Letter:
@@ -300,7 +301,7 @@ class Exchange:
     def _fetch_chunk(
         self, type_: str | None, home: Mapping[str, RowSource], ids: Tensor, rows: Mapping[str, Tensor], leaving: bool, pool: BufferPool
     ) -> bool:  # fmt: skip
-        """Fetches a chunk of :meth:`fetch_rows`. Returns True if it was the last one of every rank. Its messages are freed when it returns."""
+        """Fetches a chunk of :meth:`fetch_rows`. Returns True if all ranks have fetched their last chunk. Its messages are freed when it returns."""
         book = self._books[self.types.index(type_)]
         wanted = {
             type_: torch.bincount(book.owner(ids), minlength=book.num_parts)

@@ -1,4 +1,4 @@
-"""Assembles the rows of a batch, from the tiers of this rank and from other ranks.
+"""Assembles the rows of a batch, from the memory of this rank (its tiers) and from other ranks.
 
 A worker thread takes rows from the host's tiers, both for this rank's batch and for the requests of other ranks. Rows from other ranks arrive last.
 A loader chooses one of two methods when it is constructed. Each method makes one plan per batch for all attributes:
@@ -146,7 +146,7 @@ class Packed:
     Args:
         device: device of the assembled rows.
         decodes: True: decode encoded rows. False: leave them encoded.
-        dtype: dtype of the delivered ``x``. Rows that need no further pass for it are assembled in this dtype, and others as stored. None: as stored.
+        dtype: dtype of the delivered ``x``. Rows are assembled in this dtype if it takes no further pass over them, otherwise as stored. None: as stored.
     """
 
     holds = True
@@ -257,7 +257,7 @@ class Taken:
         served: by column, rows for the other ranks.
         plan: by vertex type, how the rows of ``served`` are assembled.
 
-    If a column's type has no plan, its rows are already complete, such as sums.
+    Columns without a plan for their type, such as sums, are already complete.
     """
 
     own: Mapping[Column, Tensor]
@@ -410,7 +410,7 @@ class Fetch:
         """Waits for the requested rows and completes this rank's batch. Then writes the admitted rows to the changing cache.
 
         Returns:
-            The rows of the batch; and the rows that arrived for it, with the columns that ways took from this host.
+            The rows of the batch; and the rows that arrived for it, with the columns from this host that need no plan, such as sums.
         """
         fetched = pending.wait()
         arrived = {column: self.own.to_device(rows) for column, rows in fetched.items()}

@@ -61,7 +61,7 @@ def _opened(path: Path) -> int:
 
 
 def _mappable(source: RowSource) -> list[Tensor]:
-    """Returns the arrays of a source that may be mapped from files, without empty ones among several; none if the source has others too."""
+    """Returns the arrays of a source if all of them may be mapped from files, else []. If a source has several, empty ones are left out."""
     tensors = source.pieces if isinstance(source, JoinedRows) else []
     if isinstance(source, TensorRows):
         tensors = [source.tensor]
@@ -93,7 +93,7 @@ class FileRows:
 
     @classmethod
     def of(cls, sources: Mapping[str, RowSource]) -> dict[str, FileRows]:
-        """Returns the rows of those sources whose arrays are memory-mapped. The mappings of the process are read once for all of them."""
+        """Returns the rows of those sources whose arrays are memory-mapped. The process's list of memory maps is read once for all sources."""
         arrays = {name: _mappable(source) for name, source in sources.items()}
         at = iter(files_of([array for of_name in arrays.values() for array in of_name]))
         found = {}

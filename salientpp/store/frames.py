@@ -62,7 +62,7 @@ class TablePiece:
         return (self.column, self.lengths) if self.kind == "ragged" else (self.column,)
 
     def of(self, rows: Mapping[str, Tensor]) -> Any:
-        """Returns the tensor of the table, from the rows [n, ...] of its columns, on their device."""
+        """Makes this tensor of the table from the rows [n, ...] of its columns, on their device."""
         values = rows[self.column]
         dtype = getattr(torch, self.dtype)
         if self.kind == "dense":
@@ -170,7 +170,7 @@ def tensors_of(table: TensorFrame) -> list[Tensor]:
 
 
 def with_tables(rows: Mapping[str, Any], frames: Mapping[str, Frame], num_rows: int) -> dict[str, Any]:
-    """Returns rows by name, in which tables replace their columns."""
+    """Returns rows by name, with each table instead of its columns."""
     parts = {column for frame in frames.values() for column in frame.columns}
     tables = {name: frame.put_together(rows, num_rows) for name, frame in frames.items()}
     return {**{name: value for name, value in rows.items() if name not in parts}, **tables}
@@ -220,7 +220,7 @@ def formats_of_columns(
     tables: Mapping[Column, Frame],
     known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
 ) -> Any:
-    """Replaces names of tables in the user's ``{'tf': 'fp16'}`` by their columns of floating-point numbers that get shorter.
+    """Replaces names of tables in the user's ``{'tf': 'fp16'}`` by the names of their columns whose rows the format shortens.
 
     Args:
         argument: the user's name of this argument, for errors.

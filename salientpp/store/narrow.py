@@ -29,7 +29,7 @@ from salientpp import ops
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 from salientpp.suggestions import did_you_mean
 
-#: In the order of the kernel's format numbers.
+#: Formats, in the order of the kernel's format numbers.
 FORMATS = ("fp16", "bf16", "int8", "int4")
 
 #: The dtypes that rows may be encoded from and decoded to.
@@ -153,7 +153,7 @@ class Narrow:
 
 
 def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource) -> Narrow | None:
-    """Returns the encoding by which rows are read directly in ``dtype``, with the bits of reading them as they are and casting them then.
+    """Returns an encoding that reads rows directly in ``dtype``. The bits are the same as if the rows were read as they are and then cast.
 
     Rows of float16 and bfloat16 count as encoded: the formats ``'fp16'`` and ``'bf16'`` have the same bytes.
 
@@ -310,7 +310,7 @@ class Loss:
         """Adds rows [n, ...], and the same rows after encoding and decoding.
 
         Returns:
-            Number of the first row that is damaged, or None. A row is damaged if a value has changed that is not finite, either before or after encoding.
+            Number of the first row that is damaged, or None. A row is damaged if a value changed that was not finite before encoding, or is not after it.
         """
         # Not [n, -1]: a type may have no vertices.
         wide, read = (each.reshape(len(rows), math.prod(rows.shape[1:])).to(torch.float64) for each in (rows, decoded))

@@ -1,8 +1,8 @@
 """Buffer of rows that are read from files before batches need them.
 
-The buffer has slots. A batch that is admitted holds the slots of its rows until it was made. Rows that no batch holds stay in their slots until the memory is
-needed. Then the rows go first that the known batches need last, after Belady, *A study of replacement algorithms for a virtual-storage computer* (IBM Systems
-Journal, 1966). Among rows that no known batch needs, those go first that fewer batches used while they were here, and then those used longest ago.
+The buffer has slots. An admitted batch holds the slots of its rows until it is made. Rows that no batch holds stay in their slots until the memory is needed.
+Then rows that no known batch needs are dropped first: those that the fewest batches used since they were read, and of these the ones used longest ago. Next
+come the rows that known batches need last, after Belady, *A study of replacement algorithms for a virtual-storage computer* (IBM Systems Journal, 1966).
 
 Reading is separate from admission. So the missing rows of several batches are read together, in file order, each once.
 """

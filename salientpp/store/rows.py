@@ -48,12 +48,12 @@ class RowSource(Protocol):
 _SMALL_BYTES = 64 * 2**10
 
 #: If the tensor fits into the CPU cache, torch's operator wins for larger sizes too, because the kernel's prefetches cost more than they save. It then
-#: takes labels and masks of any number, and other rows up to the size at which the pool would provide memory.
+#: takes any number of labels or masks, and other rows up to the size from which the pool provides memory.
 _CACHED_BYTES, _NARROW_BYTES, _UNPOOLED_BYTES = 4 * 2**20, 8, 2**20
 
 
 class TensorRows:
-    """The rows of a contiguous tensor, which may be memory-mapped. Only the device reads a tensor on a device: ``take`` needs a CPU tensor."""
+    """The rows of a contiguous tensor, which may be memory-mapped. ``take`` needs a CPU tensor. A tensor on a device is read only by that device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.shape, self.dtype, self.nbytes = tensor, tensor.shape, tensor.dtype, tensor.nbytes
@@ -186,9 +186,9 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def hold_for_stream(rows: Tensor, device: torch.device) -> None:
-    """Delays the reuse of the memory of ``rows``. Once freed, it waits until the current stream of ``device`` has done the work that it has at that time.
+    """Delays the reuse of the memory of ``rows`` after it is freed, until the current stream of ``device`` has done the work queued by then.
 
-    Called before a stream reads rows in place, because the loader that owns them may be deleted before the stream has read them.
+    Call it before a stream reads rows in place, because the loader that owns them may be deleted before the stream has read them.
     """
     if rows.device.type != "cpu":
         rows.record_stream(torch.get_device_module(device).current_stream(device))

@@ -1,4 +1,4 @@
-"""The formats in which rows of a partitioned graph travel: the user's ``send_as``, for attributes of vertices and of edges.
+"""Reads the user's ``send_as``: the formats in which rows of vertex and edge attributes travel between ranks.
 
 Rows of vertices are encoded by the engine. Rows of edges travel with the neighbour lists, so only those of a topology in parts travel.
 """
@@ -51,12 +51,12 @@ def read_send_as(
 
 
 def as_stored(rows: Mapping[str, RowSource]) -> dict[str, RowSource]:
-    """Returns attributes with the rows that are stored encoded as their bytes, which also travel."""
+    """Replaces each source that decodes stored rows by a source of the stored bytes, which travel as they are."""
     return {name: values.encoded if isinstance(values, NarrowRows) else values for name, values in rows.items()}
 
 
 def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
-    """Returns the attributes of an edge type, with the rows that travel in another format as the bytes of this format."""
+    """Returns the attributes of an edge type. Those that ``sent`` names become sources of encoded bytes, as they travel."""
     return {
         name: EncodedRows(values, sent[type_, name]) if (type_, name) in sent else values
         for name, values in rows.items()
@@ -64,7 +64,7 @@ def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeCo
 
 
 def decoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
-    """Returns the attributes of an edge type, with the rows that travel in another format rounded as this format rounds them."""
+    """Returns the attributes of an edge type. Those that ``sent`` names are rounded, as if they were encoded and decoded."""
     return {
         name: NarrowRows(values, sent[type_, name]) if (type_, name) in sent else values
         for name, values in encoded(rows, type_, sent).items()

@@ -106,7 +106,7 @@ class TargetLists:
 
 
 def positions_of(indptr: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns, for each entry of the lists at ``place``, which list it belongs to and its position in the array of all lists; int64 [e] each."""
+    """Returns, for each entry of the lists with the numbers ``place``, its index in ``place`` and its position among all entries; int64 [e] each."""
     first = indptr[place]
     counts = indptr[place + 1] - first
     which = torch.repeat_interleave(torch.arange(place.numel(), device="cpu"), counts)

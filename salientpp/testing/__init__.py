@@ -1,4 +1,4 @@
-"""Laws for classes from outside the package: sources of rows, ways and topologies. Needs pytest (``pip install salientpp[testing]``).
+"""Suites of tests (laws) for classes from outside the package: sources of rows, ways and topologies. Needs pytest (``pip install salientpp[testing]``).
 
 A test class inherits the suite of a protocol and names the class under test. docs/how-to/test-own-classes.md shows each.
 """

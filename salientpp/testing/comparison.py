@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the tensors and plain values in a value, with their places, and the type and length of each container, which may be empty."""
+    """Yields (place, value) for each tensor and plain value in a value, and (place, type and length) for each container, which may be empty."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if isinstance(value, (dict, list, tuple)):

@@ -18,7 +18,7 @@ from salientpp.store.rows import RowSource, checked_rows, empty_rows, take_rows
 
 
 class RowSourceLaws:
-    """Laws of one source."""
+    """Tests of a row source."""
 
     @pytest.fixture(
         params=[((40,), torch.int64), ((41, 3), torch.float32), ((64, 2, 2), torch.bfloat16), ((40, 0), torch.int8)],

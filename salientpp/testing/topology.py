@@ -1,4 +1,4 @@
-"""Laws of every form in which ranks hold a topology.
+"""Laws of every form in which ranks hold a topology, such as in parts.
 
 The test of a form subclasses :class:`TopologyLaws` and sets ``stored``, the form of the directory, and ``sampler``. The laws
 compare its loader with one over a directory whose topology every rank maps as a whole: batches are equal, element for element.
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: ("typed", *case) for name, case in TYPED.items()},
 }
 
-#: Cases of layouts other than that with one part per rank.
+#: Cases that run on every layout. The other cases run only on two ranks with a part each.
 SOME = [
     "plain", "three hops", "edge times", "window",
     "shared draws", "induced trees", "cache", "weighted sum", "joined logical ranks", "few seeds",
@@ -168,7 +168,7 @@ def in_memory(part: PartitionedGraph, num_neighbors: Any, options: dict[str, Any
     return NeighborSampler(graph, num_neighbors, **draws)
 
 
-#: How a loader over the form draws: ``sampler(part, num_neighbors, options)``. None: as the loader decides.
+#: Makes the sampler of a loader over the form: ``sampler(part, num_neighbors, options)``. None: the loader makes it.
 MakeSampler = Callable[[PartitionedGraph, Any, dict[str, Any]], NeighborSampler] | None
 
 
@@ -223,7 +223,7 @@ def _own(part: PartitionedGraph, name: str) -> Tensor:
 
 
 def check_cases(rank: int, root: Path, form: str, sampler: MakeSampler, names: list[str]) -> dict[str, list[str]]:
-    """Compares an epoch of a loader over the form with one over the whole directory, for each case."""
+    """Compares an epoch of a loader over the form with one over the whole directory. Returns the differences by case."""
     found = {}
     for name in names:
         ours, want = make(root, CASES[name], form, sampler), make(root, CASES[name], "whole")
@@ -234,7 +234,7 @@ def check_cases(rank: int, root: Path, form: str, sampler: MakeSampler, names: l
 
 
 def check_uses(rank: int, root: Path, form: str, sampler: MakeSampler) -> dict[str, list[str]]:
-    """Compares loops that end early, several loaders at once, rounds and resumed runs."""
+    """Compares loops that end early, several loaders at once, rounds and resumed runs. Returns differences."""
     plain = CASES["plain"]
 
     def both(**options: Any) -> tuple[Any, Any]:
@@ -307,7 +307,7 @@ def check_resumed(rank: int, root: Path, form: str, sampler: MakeSampler, states
 
 
 class TopologyLaws:
-    """Laws of one form.
+    """Suite of tests for one form of topology.
 
     Attributes:
         stored: form of the topology in the directory.

@@ -36,9 +36,9 @@ class Found:
 
     Attributes:
         wrong: number of each batch that differs from the one without the way, and the difference.
-        fetched, copied: the price and the count, in bytes per batch.
-        seconds: the price in seconds.
-        remote_rows: numbers with the way and without.
+        fetched, copied: bytes per batch, as predicted by the price and as counted.
+        seconds: seconds per batch, as predicted by the price.
+        remote_rows: numbers of rows from other ranks, with the way and without.
         unlike_plan: differences between the tiers and the price of the engine, and those of a plan, for which no row moves.
     """
 
@@ -83,7 +83,7 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
 
 
 def _unlike_plan(loader: NeighborLoader, given: dict[str, Any], price: Price) -> list[str]:
-    """Lists the differences between the engine of a loader, and its ways after they have only chosen what to hold."""
+    """Lists the differences between a loader's engine and a plan with the same ways, which only choose what to hold."""
     basis = loader.engine.basis
     options = Options(**given).checked(basis.device)
     # Sums are chosen last, because they see the copies of all ways in an engine.
@@ -124,7 +124,7 @@ def _first_layer(batch: Any) -> Tensor:
 
 
 class WayLaws:
-    """Laws of one way.
+    """Suite of tests for one way.
 
     Attributes:
         options: options of a loader that uses the way.

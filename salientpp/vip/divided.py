@@ -4,7 +4,7 @@ Every rank sums for its own seeds. So K ranks sweep K different vectors at the s
 lists. The owner sums its lists, and returns the sums of the vertices that occur in them, some vertices at a time. A rank adds the owners' sums in a fixed
 order. So the result is the same in every run.
 
-Ranks that hold the same lists divide them. A rank keeps some vectors of all vertices. It keeps its lists twice: as they are, and by source.
+Ranks that hold the same lists divide them. A rank needs memory for a few vectors over all vertices, and for its lists twice: by target and by source.
 
 Every method is collective: all ranks call it, in the same order, with functions that mean the same.
 """
@@ -46,9 +46,9 @@ class _Owned:
     Sources are numbered over all vertex types, in ascending order of type and id.
 
     Attributes:
-        targets: per vertex type the range of ids whose lists it sums; an empty slice for types that are no targets.
-        bits: uint8, one bit for each vertex of all types: 1 if the vertex occurs in its lists.
-        chunks: numbers of the sources in each run of :data:`_CHUNK_VERTICES` vertices.
+        targets: per vertex type the range of ids whose lists the rank sums; an empty slice for types that are no targets.
+        bits: uint8, one bit for each vertex of all types: 1 if the vertex occurs in these lists.
+        chunks: range of the source numbers in each run of :data:`_CHUNK_VERTICES` vertices.
     """
 
     targets: list[slice]
@@ -268,7 +268,7 @@ class DividedListSums(ListSums):
         answer: Callable[[Tensor], Iterator[Tensor]],
         sizes: Sequence[tuple[int, Sequence[int]]],
     ) -> Iterator[tuple[_Owned, int, Tensor]]:
-        """Lets every rank ask every owner.
+        """Lets every rank request sums from every owner of lists.
 
         In each of K rounds, a rank asks one owner and answers one rank. So all connections are busy, and the memory of a round is small.
 
@@ -278,7 +278,7 @@ class DividedListSums(ListSums):
             sizes: n and every m for each owner.
 
         Yields:
-            Each owner that this rank asked, the place of an answer, and the answer, float64 [m].
+            Each owner that this rank asked, the number of an answer from 0, and the answer, float64 [m].
         """
         comm = self._comm
         for step in range(comm.size):
@@ -362,7 +362,7 @@ def _shares(lists: ListSums, spans: Sequence[Sequence[Sequence[int]]]) -> list[l
 
 
 def _run(first: int, last: int, place: int, number: int) -> tuple[int, int]:
-    """Returns run ``place`` of the ``number`` runs, as even as possible, into which a range is divided."""
+    """Divides the range [``first``, ``last``) evenly into ``number`` runs, and returns the bounds of run ``place``."""
     return first + place * (last - first) // number, first + (place + 1) * (last - first) // number
 
 

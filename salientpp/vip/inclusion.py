@@ -92,7 +92,7 @@ def inclusion_probability(
     """Computes the vertex inclusion probabilities of one seed set or of several. Several sets share sweeps over the edges.
 
     Args:
-        graph: N vertices; it may be directed. The sweep needs its transpose, which is made once. Also lists of one vertex type.
+        graph: N vertices; it may be directed. The sweep needs its transpose, which is made once. May be :class:`ListSums` of one type.
         seeds: int64 [T] global ids, or a list of K such tensors; an empty tensor gives zeros.
         num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
         batch_size: seeds per batch.
@@ -253,7 +253,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 
 
 class TypedHops:
-    """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
+    """Computes how likely a hop draws each vertex, over several relations, from how likely it expands each vertex. It is prepared once for all seed sets."""
 
     def __init__(self, graph: TypedGraph | ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.lists = ListSums.of(graph)
@@ -450,7 +450,7 @@ def expected_draws(
 def draw_weights(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
 ) -> Tensor:
-    """Returns edge weights for a partitioner, in proportion to :func:`expected_draws`, for a step of all ranks together.
+    """Returns edge weights for a partitioner, in proportion to :func:`expected_draws`. ``batch_size`` is the sum over all ranks.
 
     Every cut edge that is drawn may move a row, so heavy edges should not be cut.
 

@@ -26,13 +26,13 @@ HomeRows = Mapping["str | None", Mapping[str, RowSource]]
 
 
 class Cache(Way):
-    """Cache with a fixed set of rows. The ranks of a host share one, and α then counts per host.
+    """Cache with a fixed set of remote rows. The ranks of a host share one cache, and ``replication_factor`` then counts per host.
 
     Args:
         replication_factor: α as a float, or bytes as an int. This rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. Rows
-            that an earlier way has copies of are not cached again.
+            that an earlier method of the loader has copies of are not cached again.
         policy: chooses the rows.
-        on_device: number of cached rows that get a second copy on the device: a fraction of the cached rows as a float, or bytes as an int.
+        on_device: amount of cached rows that get a second copy on the device: a fraction of the cached rows as a float, or bytes as an int.
     """
 
     name = "cache"
@@ -94,7 +94,7 @@ class Cache(Way):
         return with_copies(basis, tiers, self.cache, self._stays)
 
     def scores(self, basis: Basis) -> Mapping[str | None, Tensor]:
-        """Returns the score of a cached row of each vertex, per vertex type float [N]."""
+        """Returns the policy's score for caching each vertex's row, per vertex type float [N]."""
         return basis.once(("scores", self._policy), lambda: scores_of(basis, self._policy))
 
     def _stays(self, type_: str | None) -> bool:
@@ -209,7 +209,7 @@ def with_copies(
 
 
 def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
-    """Returns the score that a policy gives to a cached row of each vertex, per vertex type float [N]."""
+    """Computes the score that a policy gives to caching each vertex's row, per vertex type float [N]."""
     source = basis.source
     # The data is a partitioned graph, because only such a graph has rows to cache.
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None

@@ -1,10 +1,10 @@
 """Reads the rows of upcoming batches from mapped files before the batches need them, for several batches at once.
 
-Batches are drawn ahead, and wait without rows. Once half of the slots are free, a thread admits batches to the buffers (:mod:`salientpp.store.row_buffer`), in
-order, as many as fit, and reads their missing rows together. Meanwhile the batches of the other half are made. If a batch is awaited, the thread reads what
-is known, up to half of the slots.
+Batches are drawn ahead, and wait without rows. The rows are read into buffers of slots (:mod:`salientpp.store.row_buffer`), one row a slot. Once half of the
+slots are free, a thread admits the next batches, as many as fit, and reads their missing rows together. Meanwhile the batches in the other half take their
+rows. If the loader waits for a batch, the thread reads the rows of the batches that are drawn, up to half of the slots.
 
-Only speed depends on the buffers: a row that is not there is read when a batch takes it. So the rows that other ranks ask for are read when they ask.
+Only speed depends on the buffers: a row that is in none is read when a batch takes it. So the rows that other ranks ask for are read when they ask.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ticket:
     """A batch that was requested, and the rows that must be read for it.
 
     Attributes:
-        tick: its number.
+        tick: number of the batch.
         drawn: task whose result says which rows the batch needs.
         rows: by vertex type, the part's rows that the batch needs, ascending and distinct. None: not known yet, or the batch could not be drawn.
         is_held: True while the buffers hold the rows.
@@ -68,7 +68,7 @@ class ReadAhead(Way):
             batch.
 
     Attributes:
-        buffers: by vertex type, for types with rows in mapped files.
+        buffers: the buffer of each vertex type with rows in mapped files.
     """
 
     name = "read ahead"
@@ -123,7 +123,7 @@ class ReadAhead(Way):
     def _shares(
         self, basis: Basis, tiers: TiersByType, files: Mapping[str | None, Mapping[str, FileRows]]
     ) -> dict[str | None, int]:
-        """Divides the slots among types, and decides how many batches wait. Collective if ranks draw together."""
+        """Returns the number of slots of each vertex type, and sets how many drawn batches may wait. Collective if ranks draw together."""
         batches = basis.trial()
         number = max(1, len(batches))
         self._bytes_of_waiting = sum(waiting_bytes(mfg) for pieces in batches for mfg in pieces) // number
@@ -353,12 +353,12 @@ def _is_known(ticket: Ticket) -> bool:
 
 
 def _own_rows(tiers: Tiers, places: Any) -> Tensor:
-    """Returns the numbers of the rows that a batch takes from this rank's part."""
+    """Returns the indices, within this rank's part, of the rows that a batch takes there."""
     return next((slot for tier, _, slot in tiers.groups(places) if tier is tiers.home), NO_IDS)
 
 
 def _inner(source: RowSource) -> RowSource:
-    """Returns the source that is read, where rows are encoded only when they are taken."""
+    """Returns the source of the stored rows: of :class:`EncodedRows`, the source that they encode."""
     return source.wide if isinstance(source, EncodedRows) else source
 
 
@@ -367,7 +367,7 @@ def _is_buffered(source: RowSource) -> bool:
 
 
 def _files_of(basis: Basis, type_: str | None, tiers: Tiers) -> dict[str, FileRows]:
-    """Returns the mapped files of those attributes that every sampled vertex of a type gets."""
+    """Returns the mapped files, by name, of those attributes of a vertex type that batches contain."""
     names = [name for owner, name in basis.source.exchanged if owner == type_]
     return FileRows.of({name: _inner(tiers.home.rows[name]) for name in names})
 

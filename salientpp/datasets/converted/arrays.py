@@ -24,7 +24,7 @@ from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
 from salientpp.datasets.npz import scalar
 
-#: A function that reads as many further entries of an array as its argument says.
+#: Function ``read(count)``, which returns the next ``count`` entries of an array.
 Read = Callable[[int], np.ndarray]
 
 
@@ -71,7 +71,7 @@ class StoredArray:
 
     @classmethod
     def of_values(cls, path: Path, dtype: np.dtype, row_shape: tuple[int, ...]) -> StoredArray:
-        """Describes a file that holds the values of rows alone, without numpy's header, as ``numpy.memmap`` writes it. ValueError if it ends within a row."""
+        """Describes a file of rows without numpy's header, as ``numpy.memmap`` writes it. Raises ValueError if the file ends within a row."""
         check_file(path)
         row_bytes = int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
         num_rows, rest = divmod(path.stat().st_size, row_bytes)
@@ -221,7 +221,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
 
 
 def saved_edges(edge_index: Tensor, name: str) -> EdgeSource:
-    """Returns the edges of a mapped ``edge_index`` [2, E]."""
+    """Returns the edges of a memory-mapped ``edge_index`` [2, E]."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32 [2, E], got {form(edge_index)}")
     total = edge_index.size(1)
@@ -235,7 +235,7 @@ def saved_edges(edge_index: Tensor, name: str) -> EdgeSource:
 
 
 def saved_rows(rows: Tensor, name: str) -> Rows:
-    """Returns the rows of a mapped tensor [n, ...]."""
+    """Returns the rows of a memory-mapped tensor [n, ...]."""
     if rows.dim() == 0 or rows.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor with a row per vertex, got {form(rows)}")
     total = rows.size(0)

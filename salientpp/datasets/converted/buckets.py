@@ -1,4 +1,4 @@
-"""Sorts edges by target outside memory, and writes them as neighbour lists.
+"""Sorts edges by target on disk, since memory may not hold them, and writes them as neighbour lists.
 
 An edge is a **word**, ``target * 2^32 + source``. A **bucket** is a range of words; all buckets have the same width. There are two passes:
 
@@ -28,7 +28,7 @@ from salientpp.partitioning.undirected import first_of_equals
 from salientpp.progress import Progress
 from salientpp.store.directory.files import numpy_dtype
 
-#: Largest number of vertices of a type: target and source take half a word each.
+#: Largest number of vertices of a type, since an id takes half of a word of 64 bits.
 MOST_VERTICES = 2**32
 
 _SOURCE_BITS = 32
@@ -36,7 +36,7 @@ _WORD = 8
 #: Largest number of buckets. With more, the slices of a run would be too short to be read fast.
 MOST_BUCKETS = 2**12
 
-#: Bytes of memory for each word: of a piece that is spread, and of buckets that are sorted together. They include the memory of readers.
+#: Bytes of memory per word: ``SPREAD_BYTES`` in the first pass, ``SORT_BYTES`` in the second. Both include the memory of readers.
 SPREAD_BYTES, SORT_BYTES = 128, 56
 #: Bytes of memory for each entry of ``Runs.ends``, with temporaries.
 TABLE_BYTES = 24
@@ -229,7 +229,7 @@ def write_lists(
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())
 
         def offsets_up_to(target: int, targets: np.ndarray, before: int) -> None:
-            """Writes the starts of the lists up to vertex ``target``. ``targets`` has the targets of further edges; ``before`` edges come before them."""
+            """Writes the starts of the neighbour lists up to vertex ``target``. ``targets`` has the next edges' targets; ``before`` edges precede them."""
             while indptr.num_rows <= target:
                 vertices = np.arange(indptr.num_rows, min(target + 1, indptr.num_rows + _OFFSETS_AT_ONCE))
                 indptr.write(before + np.searchsorted(targets, vertices).astype(np.int64))

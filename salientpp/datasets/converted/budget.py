@@ -9,7 +9,7 @@ from pathlib import Path
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
-#: Share of the memory left below the limit that arrays may take. The rest is for allocators, file buffers and the interpreter.
+#: Arrays may take this fraction of the memory that is left below the limit. The rest is for allocators, file buffers and the interpreter.
 _SHARE = 0.6
 
 #: Least number of bytes for arrays. With fewer, reading the short pieces would take longer than the work on them.

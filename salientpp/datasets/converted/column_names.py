@@ -13,10 +13,10 @@ _TARGET = ("target", "dst", "to", "tail", "end", "receiver", "v", "dest", "desti
 #: Words that a name may add to the word for an end.
 _ADDED = re.compile(r"(node|nodes|vertex|vertices|id|ids|idx|index)+")
 
-#: Letters of names that mean the ends of an edge, or of an interval.
+#: Names (as :func:`_letters` returns them) of the ends of an edge or of an interval.
 _INTERVAL = re.compile(r"(start|end)(idx|index)?")
 
-#: Letters of names that begin with u and v, but are as often those of users and videos as those of the ends of an edge.
+#: Names such as ``uid`` and ``vid``. They mean users and videos as often as the two ends u and v of an edge.
 _AMBIGUOUS = re.compile(r"[uv](id|ids|idx|index)")
 
 #: Names of a column of vertex ids, without capitals and underscores.
@@ -28,7 +28,7 @@ _EXACT = (("source", "target"), ("src", "dst"))
 
 @dataclass(frozen=True)
 class Ends:
-    """Knowledge of the ends of edges besides the names of columns: the columns that the user named, or the types of vertices at the two ends."""
+    """Facts that help to find the columns of sources and targets: ``named``, the columns that the user named; ``types``, the vertex types of the two ends."""
 
     named: tuple[str, str] | None = None
     types: tuple[str, str] | None = None
@@ -40,9 +40,9 @@ UNKNOWN = Ends()
 def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[str, str]:
     """Returns the column of sources and the column of targets.
 
-    Names decide, not places: ``source`` and ``target``, ``src`` and ``dst``, ``from`` and ``to`` and similar, in any order and with endings such as ``_id``.
-    Two columns whose names differ only by consecutive numbers, such as ``_c0`` and ``_c1``, are source and target in the order of the numbers. The names of
-    the two types, if they differ, say it too. ValueError names the columns if they leave it open, or if two of these rules contradict each other.
+    The names of columns decide, not their order: ``source`` and ``target``, ``src`` and ``dst``, ``from`` and ``to`` and similar, also with endings such as
+    ``_id``. Two columns whose names differ only by consecutive numbers, such as ``_c0`` and ``_c1``, are source and target in the order of the numbers. If
+    the two ends have different types, columns named after the types count too. ValueError lists the columns if no rule decides, or if two rules disagree.
     """
     if known.named is not None:
         for name in known.named:
@@ -105,7 +105,7 @@ def _by_types(names: Sequence[str], types: tuple[str, str]) -> tuple[str, str] |
 
 
 def _only(sources: Sequence[str], targets: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the two columns, if there is one for each end."""
+    """Returns the two columns if each end has exactly one column, else None."""
     return (sources[0], targets[0]) if len(sources) == len(targets) == 1 and sources != targets else None
 
 

@@ -75,7 +75,7 @@ def write_column(
 
 
 class _Places:
-    """The row numbers that a source gives with its rows. Each of 0 to ``num_rows`` - 1 must come once."""
+    """Checks the row numbers that a source gives with its rows. Each number from 0 to ``num_rows`` - 1 must come once."""
 
     def __init__(self, num_rows: int, budget: Budget) -> None:
         self._budget, self._num_rows = budget, num_rows

@@ -28,8 +28,8 @@ from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, R
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
 
-#: Names that are not attributes of vertices in a graph of PyG. PyG takes the last ones for attributes of edges, and every name with "edge" in it if types
-#: have no names.
+#: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
+#: it does so with every name that contains "edge".
 _TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
 
 #: Most bytes of an attribute's name, so that the names of its files are not too long.
@@ -67,8 +67,8 @@ def convert(
 
             * ``"npz:FILE"``, ``"pyg:FILE"`` or the name of a node-property dataset of OGB, as in :func:`load_dataset`;
             * ``"ogbl-..."``: a link-prediction dataset of OGB, whose splits :func:`load_link_splits` loads;
-            * ``"npy:DIR"``, ``"mag240m:DIR"`` or ``"igb:DIR"``: a folder of arrays for each type, in general or in the layout of MAG240M or IGB. A further
-              ``,homogeneous=true`` takes one type; IGB also has ``,classes=2983``;
+            * ``"npy:DIR"``, ``"mag240m:DIR"`` or ``"igb:DIR"``: a folder of arrays for each type, in the general layout or in that of MAG240M or IGB.
+              Append ``,homogeneous=true`` to take one type only; IGB also has ``,classes=2983``;
             * ``"edges:FILES[,x=FILES][,y=FILES][,nodes=FILES][,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``. Edges are text
               (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. Names of columns, such as source and target, decide which end a column
               holds; ``,source=COLUMN,target=COLUMN`` names others. ``nodes`` are Parquet tables with a row per vertex. FILES may have wildcards; several
@@ -81,7 +81,7 @@ def convert(
         dtype: maps names of attributes to fp64, fp32, fp16 or bf16; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
-        overwrite: replace a converted graph, or an unfinished conversion, in ``root``. It is refused if ``root`` holds files that no conversion wrote.
+        overwrite: replace a converted graph, or an unfinished conversion, in ``root``. The call fails if ``root`` also holds files that no conversion wrote.
         progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:
@@ -278,7 +278,7 @@ class _Conversion:
         return num_vertices
 
     def _count(self, number: int, type_: str | None) -> int:
-        """Returns the number of vertices of a type, as its edges show it: the largest id plus one."""
+        """Finds the number of vertices of a type from its edges: the largest id plus one."""
         step = f"n{number}.count"
         facts = self.journal.facts(step)
         if facts is None:
@@ -296,7 +296,7 @@ class _Conversion:
         return facts["num_vertices"]
 
     def _is_symmetric(self, name: EdgeName) -> bool:
-        """True if a relation stores each pair in both directions, once."""
+        """True if the result holds each pair of a relation once in each direction."""
         return self.source.undirected and (name is None or name[0] == name[2])
 
     # --- edges --------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
 
 
 def open_arrays(root: Path, entries: Mapping[str, Mapping[str, Any]], verify: bool) -> dict[str, Tensor]:
-    """Maps the files of a converted graph that ``entries`` of the manifest describe. Raises DatasetError if a file was altered."""
+    """Maps the files of a converted graph that the manifest's ``entries`` describe. ``verify`` checks every byte. Raises DatasetError if a file was altered."""
     try:
         arrays = {}
         for name, entry in entries.items():

@@ -79,7 +79,7 @@ class ArrayWriter:
             self._file.write(np.ascontiguousarray(rows))
 
     def write_at(self, rows: Tensor, at: np.ndarray) -> None:
-        """Writes rows [n, ...] to the places ``at``, distinct row numbers int64 [n]. Neighbouring places are written together."""
+        """Writes rows [n, ...] at the row numbers ``at``, int64 [n], which are distinct. Rows with consecutive numbers are written together."""
         order = np.argsort(at)
         at, array = at[order], np.ascontiguousarray(rows.contiguous().view(self._stored).numpy()[order])
         row_bytes = array.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))

@@ -35,7 +35,7 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
     """Opens the folder that ``name`` stands for. ``rest`` is ``DIR[,key=value]``. Only headers are read.
 
     With ``undirected`` every relation gets its inverse, as PyG's ``ToUndirected`` adds it: a relation within one type stores each pair in both directions,
-    once. Another relation gets a second relation, called ``rev_RELATION``.
+    once. Any other relation gets a second relation, called ``rev_RELATION``.
     """
     folder_name, _, spec = rest.partition(",")
     homogeneous, chosen = _parameters(name, layout, with_spec(name, spec, {}, as_text=True))
@@ -98,7 +98,7 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
 
 
 def _parameters(name: str, layout: Layout, given: dict[str, str]) -> tuple[bool, dict[str, str]]:
-    """Returns whether the graph is homogeneous, and the value of each choice."""
+    """Returns whether the user asks for a homogeneous graph, and the value of each choice."""
     known = ("homogeneous", *layout.choices)
     for key in given:
         if key not in known:
@@ -125,7 +125,7 @@ def _listed(folder: Path) -> str:
 
 
 def _relations(folder: Path) -> dict[tuple[str, str, str], Path]:
-    """Returns the folders of edges. Three underscores separate the names, or two."""
+    """Returns the folder of each relation. Two or three underscores separate the parts of its name."""
     found = {}
     for each in _folders(folder):
         parts = each.name.split("___") if "___" in each.name else each.name.split("__")
@@ -237,7 +237,7 @@ def _vertices(
 
 
 def _npy_rows(paths: list[Path], values: tuple[str, tuple[int, ...]] | None) -> Rows:
-    """Returns the rows of .npy files. ``values`` has the dtype and shape of a row in files without numpy's header, if the layout may have such files."""
+    """Returns the rows of .npy files. If the layout allows files without numpy's header, ``values`` has the dtype and shape of their rows."""
     return array_rows(
         [
             StoredArray.of(path)

@@ -1,4 +1,4 @@
-"""Describes folders of arrays, in general and of public datasets. A dataset is an entry of the table :data:`LAYOUTS`.
+"""Describes layouts of folders of arrays: a general one and those of public datasets. Each is an entry of the table :data:`LAYOUTS`.
 
 Sources:
 
@@ -40,13 +40,13 @@ class Layout:
     """The contents of a dataset's folders.
 
     Attributes:
-        names: the attribute for each name of a file.
-        takes_others: True if other files are attributes or splits of their own names.
+        names: maps the name of a file to the name of its attribute.
+        takes_others: True if every other file is an attribute or split with the file's name.
         inside: the folder below the dataset's folder that has the folders of types; empty if it is the dataset's folder.
-        sizes: returns the numbers of vertices by type, as far as the dataset states them. It is given the dataset's folder.
-        splits: the splits of each type that does not have them as files.
-        choices: for each parameter its values, the default first. A value has further ``names``.
-        main: the type of a homogeneous graph.
+        sizes: function that takes the dataset's folder and returns the number of vertices of each type, if the dataset states it.
+        splits: for each type without files of splits, the function that returns its splits.
+        choices: for each parameter of the user its values, the default first. Each value maps further names, as ``names`` does.
+        main: the type that ``homogeneous=true`` takes.
         without_header: for each name of a file, the dtype and the shape of a row, if the file lacks numpy's header.
         are_classes: True if real numbers as labels stand for classes.
         keeps_unlabelled: True if splits also have unlabelled vertices.
@@ -95,7 +95,7 @@ def _mag240m_sizes(root: Path) -> dict[str, int]:
 
 
 def _mag240m_splits(root: Path, size: int, chosen: Mapping[str, str]) -> dict[str, Split]:
-    """Reads split_dict.pt. The test set is whole, and in two parts: three of five vertices for development, the others for the challenge."""
+    """Reads split_dict.pt. Returns the test set whole, and in two parts: three of every five vertices for development, the others for the challenge."""
     path = root / "split_dict.pt"
     found = read_torch_file(
         path, more=numpy_classes(), refused=lambda needed: f"expected arrays of vertex ids, but it needs {needed}"
@@ -133,7 +133,7 @@ def _held_rows(ids: Tensor, name: str) -> Rows:
     return Rows(pieces, len(ids), len(ids))
 
 
-#: Papers of the largest graph, and how many of them have labels. They are the first ones.
+#: Number of papers in the largest graph, and of labelled ones by number of classes. Labelled papers come first.
 _IGB_FULL = 269_346_174
 _IGB_LABELLED = {"19": 227_130_858, "2983": 157_675_969}
 

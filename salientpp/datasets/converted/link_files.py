@@ -104,7 +104,7 @@ def _rows(value: Any, name: str, is_mapped: bool) -> Rows:
 
 
 def _joined(source: Rows, target: Rows) -> Rows:
-    """Returns the edges [M, 2] of two columns of ends [M]."""
+    """Joins columns of sources [M] and targets [M] to edges [M, 2]."""
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         for one, other in zip(source.pieces(most_bytes // 2), target.pieces(most_bytes // 2)):

@@ -18,7 +18,7 @@ class LinkSplit:
 
     Attributes:
         edge_label_index: int64 [2, M]; row 0 has the sources. A `LinkNeighborLoader` takes it under the same name.
-        negatives: int64 [2, K], given pairs that are not edges, or None.
+        negatives: int64 [2, K], pairs that the dataset gives as non-edges, or None.
         columns: other columns with a row per edge, such as ``weight`` [M], ``year`` [M], ``relation`` [M], and ``target_node_neg`` int64 [M, C]: C targets to
             rank against the true one.
     """
@@ -28,12 +28,12 @@ class LinkSplit:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
 
     def labelled(self) -> tuple[Tensor, Tensor]:
-        """Returns edges and given negatives, int64 [2, M + K], and their labels float32 [M + K]: 1 for an edge, 0 for a negative.
+        """Returns the edges, then the dataset's negatives, int64 [2, M + K], and their labels float32 [M + K]: 1 for an edge, 0 for a negative.
 
         Both are copies in memory. A `LinkNeighborLoader` takes them as ``edge_label_index`` and ``edge_label``.
 
         Raises:
-            ValueError: the split has no given negatives.
+            ValueError: the dataset gives no negatives for this split.
         """
         if self.negatives is None:
             raise ValueError(

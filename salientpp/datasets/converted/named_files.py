@@ -52,9 +52,9 @@ def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
 
 
 def edges_of(paths: Sequence[Path], skip: int | None = 0, ends: Ends = UNKNOWN, name: str = "") -> EdgeSource:
-    """Returns the edges of files of one kind, one file after another. ``ends`` is for files whose columns have names.
+    """Returns the edges of files of one kind, one file after another. ``ends`` helps to tell named columns apart.
 
-    If ``skip`` is None, headers of text are found. ``name`` is the user's name of the files, for errors.
+    ``skip`` is the number of text lines to leave out; None finds headers. ``name`` is the user's name of the files, for errors.
     """
     kind = kind_of(paths[0])
     if kind == "npy":

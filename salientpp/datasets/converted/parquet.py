@@ -1,7 +1,7 @@
 """Reads edges and rows from Parquet files in batches.
 
-Of a file's footer, only the schema and the totals of each row group are read. Asked for the metadata of a column, pyarrow would abort the process if the
-footer is damaged.
+Only the schema and the totals of each row group are read from a file's footer. If the footer is damaged, pyarrow would abort the process when it is asked
+for the metadata of a column.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends, ends_of, is_id
 from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
 
-#: Without a buffer pyarrow reads a whole column of a row group at once.
+#: Bytes of the read buffer. Without it, pyarrow reads a whole column of a row group at once.
 _BUFFER = 2**18
 
 #: Writers end a page, and a dictionary, at about this many bytes. A reader holds one of each for every column.
 _PAGE = 2**20
 
-#: Number of rows that are looked at first for a key.
+#: Number of first rows in which :class:`_Key` looks for a key.
 _FEW = 1024
 
 #: Name of a column in which pandas stores an index that has no name.
@@ -78,7 +78,8 @@ class ParquetFiles:
     ) -> Iterator[tuple[Path, int, int, Any]]:
         """Yields batches as (file, number of the batch's first row in the file, rows of all files up to the batch's end, batch).
 
-        A row is taken to need ``row_bytes`` of memory, or 16 bytes for each number in the first row of its file if that is more.
+        A batch has as many rows as ``most_bytes`` holds, at least one. A row counts as ``row_bytes``, or as 16 bytes for each number in its file's first
+        row if that is more.
         """
         for path, before in zip(self.paths, accumulate(self.sizes, initial=0)):
             first = 0
@@ -98,7 +99,7 @@ class ParquetFiles:
 
 
 def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> EdgeSource:
-    """Returns the edges of the two columns whose names say which end they hold, see :func:`ends_of`. Other columns are left out."""
+    """Returns edges from the columns of sources and targets, which :func:`ends_of` finds by name. Other columns are left out."""
     files = ParquetFiles(paths)
     columns = ends_of(files.names, str(paths[0]), ends)
 
@@ -119,8 +120,8 @@ def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> EdgeSource:
 def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, ids: str | None = None) -> Rows:
     """Returns rows. The entries of a row are its columns in order, or the list in a single column. All lists must have the same length.
 
-    ``columns`` names the columns to read; None reads all. ``ids`` names a column with the row numbers, see ``RowPiece.at``. If ``columns`` is None, the column
-    of vertex ids (:func:`id_column`) has the row numbers.
+    ``columns`` names the columns to read; None reads all. ``ids`` names the column with the row numbers, see ``RowPiece.at``. If ``columns`` is None,
+    :func:`id_column` finds that column.
     """
     files = ParquetFiles(paths)
     is_table = columns is not None

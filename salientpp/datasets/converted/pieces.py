@@ -26,7 +26,7 @@ class EdgePiece:
 class RowPiece:
     """Consecutive rows of a source, [n, ...]. ``where`` and ``done`` are as in :class:`EdgePiece`.
 
-    ``at`` has the row numbers of the rows, integers [n], if the source gives them in another order. Then all pieces together have each number once.
+    ``at`` has the row numbers of the rows, integers [n], if the source gives rows in another order. Then all pieces together have each number once.
     """
 
     values: Tensor
@@ -36,7 +36,7 @@ class RowPiece:
 
 
 def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
-    """Returns the ``where`` of a piece whose entries are numbered from ``first``."""
+    """Returns the function ``where`` of a piece. It numbers the piece's entries from ``first``."""
     return lambda at: f"{before}{first + at}{after}"
 
 

@@ -31,9 +31,9 @@ _COMMENTS = (b"#", b"%")
 #: Bytes of memory for each byte of text while it is parsed: the text, temporaries of splitting it, and an int64 per token.
 _BYTES_PER_BYTE = 16
 _LEAST_BLOCK = 2**12
-#: Bytes at the beginning of a file among which its header is looked for.
+#: Number of bytes at the beginning of a file that are searched for a header.
 _HEAD_BYTES = 2**16
-#: What to do if letters are where integers were expected.
+#: Advice in the error about letters where integers were expected.
 _ADVICE = (
     ", as in skip=1 for a header, with source=NAME,target=NAME if there are other columns. Keys that are text need numbers, "
     "such as those of pandas.factorize"
@@ -121,7 +121,7 @@ def _parse(
 
 
 def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
-    """Returns [lines, columns], or None unless every line has ``columns`` numbers and nothing else."""
+    """Returns the numbers of a text, [lines, columns], or None unless every line has exactly ``columns`` numbers."""
     letters = np.frombuffer(text.translate(_SEPARATORS), np.uint8)
     is_token = letters > ord(" ")
     is_begin = is_token.copy()
@@ -147,7 +147,7 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
 
 
 def _overflows(letters: np.ndarray, begins: np.ndarray, values: np.ndarray) -> bool:
-    """True if a number does not fit. numpy reads it as the largest int64, whatever its sign, or as infinity."""
+    """True if a number is too large for its dtype. numpy reads such a number as the largest int64, whatever its sign, or as infinity."""
     suspects = values == np.iinfo(np.int64).max if values.dtype.kind == "i" else np.isinf(values)
     for at in np.flatnonzero(suspects).tolist():
         token = letters[begins[at] :].tobytes()[:64].split(maxsplit=1)[0].decode("latin-1")
@@ -158,7 +158,7 @@ def _overflows(letters: np.ndarray, begins: np.ndarray, values: np.ndarray) -> b
 
 
 def _without_mark(path: Path, block: bytes) -> bytes:
-    """Removes the mark of UTF-8 from the beginning of a file. ValueError if the file has the mark of UTF-16 or UTF-32."""
+    """Removes UTF-8's byte order mark from the beginning of a file. Raises ValueError for the mark of UTF-16 or UTF-32."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
         raise ValueError(
             f"{path}, line 1: the file begins with the byte order mark of UTF-16 or UTF-32; save it as UTF-8"
@@ -167,9 +167,9 @@ def _without_mark(path: Path, block: bytes) -> bytes:
 
 
 def text_edges(paths: Sequence[Path], skip: int | None = 0, ends: Ends = UNKNOWN, name: str = "") -> EdgeSource:
-    """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused.
+    """Returns the edges of text with two integers a line: source, then target, unless a header names the target first. An unclear header is refused.
 
-    If ``skip`` is None, a header that names the two ends is found and left out. ``name`` is the user's name of the files, for errors.
+    ``skip`` is the number of first lines to leave out; None finds a header that names the two ends. ``name`` is the user's name of the files, for errors.
     """
     sizes, heads = _sizes_of(paths), _heads_of(paths, skip or 0)
     skips = _headers_of(paths, heads, ends, name) if skip is None else [skip] * len(paths)
@@ -230,7 +230,7 @@ def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
     """Returns the first lines of each file.
 
     Raises:
-        ValueError: two kinds of separators, as in decimal commas, or numbers among the skipped lines of a later file, whose first line is no header.
+        ValueError: a line has two kinds of separators, as with decimal commas, or ``skip`` leaves out numbers, but none in the first file.
     """
     heads = [_head(path) for path in paths]
     for path, head in zip(paths, heads):
@@ -252,7 +252,7 @@ def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
 
 
 def _headers_of(paths: Sequence[Path], heads: Sequence[list[bytes]], ends: Ends, name: str) -> list[int]:
-    """Returns the number of lines of each file up to its header, or 0 if it has none.
+    """Returns the number of lines of each file up to the end of its header, or 0 if it has none.
 
     Raises:
         ValueError: a first line looks like a header, but does not name the two ends, or some files have a header and others have none.
@@ -267,7 +267,7 @@ def _headers_of(paths: Sequence[Path], heads: Sequence[list[bytes]], ends: Ends,
 
 
 def _header_of(path: Path, head: list[bytes], ends: Ends, name: str) -> int | None:
-    """Returns the number of lines up to the header of a file of edges, 0 if it has none, or None if it holds no text.
+    """Returns the number of lines up to the end of the header of a file of edges, 0 without a header, or None if the file holds no text.
 
     A line of numbers is never a header, so that no edge is left out.
     """

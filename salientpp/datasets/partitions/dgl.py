@@ -120,7 +120,7 @@ def _is_range(value: Any) -> bool:
 
 
 def _in_order(parts: Tensor, original_id: Any, name: str) -> Tensor:
-    """Returns ``parts`` in the order of ids in the data."""
+    """Reorders ``parts`` from DGL's numbers to the ids in the data."""
     size = parts.numel()
     if not isinstance(original_id, Tensor) or original_id.shape != parts.shape or original_id.is_floating_point():
         got = list(original_id.shape) if isinstance(original_id, Tensor) else type(original_id).__name__

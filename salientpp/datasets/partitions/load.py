@@ -111,7 +111,7 @@ def _recognised(root: Path) -> Files:
 
 
 class _Table:
-    """The attributes of one type, each in one tensor. Rows are put in their places as pieces arrive."""
+    """Collects the attributes of one type, each in one tensor, in the order of ids. Pieces arrive in any order."""
 
     def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
         self.size = book.parts.numel()
@@ -130,7 +130,7 @@ class _Table:
             self._seen[_ENDS]  # every edge must have ends, even if no part has a file of edges
 
     def put(self, part: int, piece: PartRows) -> None:
-        """Copies the rows of a piece to their places."""
+        """Copies each row of a piece to the position of its id."""
         if piece.ids is None:
             self._put_whole(piece)
             return

@@ -29,7 +29,7 @@ Type: TypeAlias = "str | tuple[str, str, str] | None"
 
 @dataclass(frozen=True)
 class Book:
-    """The part of each vertex or each edge of a type."""
+    """Maps each vertex or edge of a type to its part."""
 
     file: Path
     parts: Tensor  # int64 [number of vertices or edges of the type]

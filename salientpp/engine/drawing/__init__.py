@@ -1,1 +1,1 @@
-"""Draws the batches of a loader. A way of drawing is one file with a :class:`~salientpp.engine.drawing.method.DrawingMethod`."""
+"""Draws the batches of a loader. Each method of drawing is one file with a :class:`~salientpp.engine.drawing.method.DrawingMethod`."""

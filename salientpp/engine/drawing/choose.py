@@ -1,4 +1,4 @@
-"""The list of the ways in which batches are drawn. A new one adds its class here."""
+"""The list of the methods that draw batches. A new method adds its class here."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from salientpp.sampling.topology import Mfg
 
 
 class Divided(DrawingMethod):
-    """Args: ``whole`` draws the batches that ``division`` divides."""
+    """Draws shares of batches: ``whole`` draws the batches, ``division`` divides them."""
 
     division: Division
 

@@ -29,9 +29,9 @@ class Division:
     """The owner of each vertex among the ranks of a host.
 
     Attributes:
-        owner: int8 or int16 [N], the place on the host of the rank that computes each vertex.
+        owner: int8 or int16 [N], for each vertex the rank that computes it, by the number of this rank on its host.
         num_ranks: number of ranks of the host.
-        place: place of this rank on its host, in [0, ``num_ranks``).
+        place: number of this rank on its host, in [0, ``num_ranks``).
         once: lets a batch of an epoch be drawn by one rank. None: every rank draws it.
         number: number of the loader, equal on all ranks of the host.
     """

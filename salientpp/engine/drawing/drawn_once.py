@@ -77,7 +77,7 @@ class DrawnOnce:
 
     Args:
         host: the ranks of the host.
-        owners: place that owns each vertex, int8 or int16 [N].
+        owners: int8 or int16 [N], for each vertex the rank that owns it, by the number of this rank on the host.
         ahead: largest number of batches that a rank may draw before the others ask for them.
         limit: seconds that a rank waits for another rank's draw before it draws the batch itself.
 
@@ -108,7 +108,7 @@ class DrawnOnce:
         Args:
             turn: number of the batch in its epoch, the same on all ranks of the host.
             key: up to four signed 64-bit integers. Batches with equal keys must be equal.
-            draw: draws the joint batch of the host.
+            draw: draws the whole batch of the host.
 
         Raises:
             ValueError: the batch cannot be divided; see :func:`~salientpp.sampling.divided_batch.shares_of`.
@@ -192,7 +192,7 @@ class DrawnOnce:
         return offer.words()
 
     def _give_up_blocks(self, but: int | None = None) -> None:
-        """Closes blocks that were taken or replaced, and all but the last ``but`` batches' blocks."""
+        """Closes blocks that were taken or replaced, and those of all batches except the last ``but``."""
         but = self._most_left if but is None else but
         with self._lock:
             for _ in range(len(self._left)):

@@ -1,4 +1,4 @@
-"""The interface between the engine and the ways in which batches are drawn.
+"""The interface between the engine and the methods that draw batches.
 
 A loader has one :class:`DrawingMethod`. The engine, the ways and the planner ask it for batches and for its properties. They do not ask which class it has.
 :mod:`salientpp.engine.drawing.choose` lists the classes.

@@ -4,8 +4,7 @@ Ranks of a host are numbered from 0 to R - 1 and called places here. A good map 
 of the expected edges, because rows travel along edges between places. Two kinds:
 
 * ``'vip'``: METIS divides the graph. Vertices weigh their expected rows and edges, and edges the expected number of times that a batch draws them. This is
-  the
-  splitting of GSplit (Polisetty et al., MLSys 2025, arXiv:2303.13775) with probabilities from the formula of VIP instead of counts of drawn batches.
+  the splitting of GSplit (Polisetty et al., MLSys 2025, arXiv:2303.13775) with probabilities from the formula of VIP instead of counts of drawn batches.
 * ``'rows'``: a vertex of a part that only one rank of the host serves belongs to this rank. Vertices of other hosts go to the place to which most of their
   expected edges lead, as long as the place has room.
 """
@@ -66,7 +65,7 @@ class Expected:
 
     @property
     def load(self) -> Tensor:
-        """Sum of the shares of the expected rows and of the expected edges, float64 [N]."""
+        """Load of each vertex, float64 [N]: its share of all expected rows plus its share of all expected edges."""
         return sum(
             (value / value.sum().clamp(min=1e-30) for value in (self.rows, self.edges)), torch.zeros_like(self.rows)
         )
@@ -156,7 +155,7 @@ def _pulls(graph: Graph, owners: Tensor, places: int, draws: Tensor) -> Tensor:
 
 
 def _fill(pulls: Tensor, load: Tensor, room: Tensor) -> Tensor:
-    """Assigns vertices to places with room, those first that lose most at another place.
+    """Assigns vertices to places that have room. Vertices that would lose most pull at their second-best place come first.
 
     Args:
         pulls: float64 [n, places]; changed.

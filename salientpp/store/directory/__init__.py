@@ -1,1 +1,1 @@
-"""Dataset directories, partitioned graphs on disk: written, opened and checked. docs/reference/dataset-directory.md describes the format."""
+"""Writes, opens and checks dataset directories, which are partitioned graphs on disk. docs/reference/dataset-directory.md describes the format."""

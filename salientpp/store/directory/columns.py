@@ -24,7 +24,7 @@ def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tensor:
-    """Returns an edge attribute's rows [e, ...] in one of its files, in list order, encoded if they are stored so."""
+    """Returns an edge attribute's rows [e, ...] in one of its files, in the order of the neighbour lists, encoded if they are stored so."""
     return _column(arrays, edges, name, piece)
 
 
@@ -41,7 +41,7 @@ def stored_rows(type_: VertexType | EdgeType, name: str, pieces: Sequence[Tensor
 
 
 def whole(rows: StoredRows) -> Tensor:
-    """Returns all rows [n, ...], memory-mapped if they lie in one file as they are. Others are decoded or concatenated in memory."""
+    """Returns all rows [n, ...]: memory-mapped if one file holds them unencoded, otherwise decoded or concatenated in memory."""
     return rows.tensor if isinstance(rows, TensorRows) else rows.whole()
 
 
@@ -76,17 +76,17 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all', that the consecutive parts ``stored`` own."""
+    """Returns the ascending global ids, int64, of a split's vertices that the consecutive parts ``stored`` own. 'all' means all vertices."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
 
 
 def edge_split(arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], all_edges: tuple[int, int]) -> Tensor:
-    """Returns ascending positions in the neighbour lists, int64, of the edges in a split, or in 'all', whose targets the parts ``stored`` own.
+    """Returns ascending positions in the neighbour lists, int64, of a split's edges whose targets the parts ``stored`` own. 'all' means all edges.
 
     Args:
-        all_edges: the first of all these edges, and the edge after the last.
+        all_edges: positions of the first of all edges into these parts, and after the last.
     """
     if name == "all":
         return torch.arange(*all_edges, device="cpu")

@@ -72,7 +72,7 @@ class Contents:
     def row_bytes(self) -> dict[str | None, int]:
         """Bytes that travel when one vertex is fetched, per type: the bytes of the features, which batches get for all their vertices.
 
-        Features are ``x`` and the table ``tf``. If no type has features, the bytes of all attributes. Replicated types have 0.
+        Features are ``x`` and the table ``tf``. If no type has features, all attributes count. Replicated types have 0.
         """
         features = {
             name: set(feature_columns(columns, self.node_frames[name])) for name, columns in self.node_columns.items()

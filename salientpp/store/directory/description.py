@@ -192,8 +192,8 @@ class Description:
         node_types, edge_types: types in the order of their numbers.
         topology: :data:`WHOLE` or :data:`PARTS`.
         time_attr: name of the node or edge times that lists ascend by. None: lists are in the user's order.
-        num_neighbors, batch_size, seeds: the workload that order and VIP were computed for. It has fanouts per edge type, the number of seeds per
-            batch, and the (type, split) of the seeds; (None, 'all') means all vertices of all types.
+        num_neighbors, batch_size, seeds: the workload for which vertex order and inclusion probabilities (VIP) were computed. It has fanouts per edge type,
+            the number of seeds per batch, and the (type, split) of the seeds; (None, 'all') means all vertices of all types.
         partitioning: result of :meth:`~salientpp.partitioning.options.PartitionOptions.to_json`. None: the writer did not record it.
     """
 
@@ -286,7 +286,7 @@ class Description:
         }
 
     def rewritten(self, edge_offsets: Mapping[EdgeName, list[int]] | None) -> Description:
-        """Returns the description of the same graph in the other form of the topology: in parts with these ``edge_offsets``, or whole if they are None."""
+        """Describes the same graph with its topology stored in parts, with these ``edge_offsets``, or stored as a whole if they are None."""
         topology = WHOLE if edge_offsets is None else PARTS
         version = version_of(
             topology,
@@ -402,7 +402,7 @@ def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bo
     """Returns the least version of the format that can hold a directory.
 
     Args:
-        is_typed: True for several types, times that lists ascend by, or splits of edges.
+        is_typed: True if types have names, neighbour lists ascend by time, or edges have splits.
         is_narrow: True if rows of an attribute of vertices are encoded.
         has_frames: True if an attribute is a table.
         has_narrow_edges: True if rows of an attribute of edges are encoded.
@@ -415,7 +415,7 @@ def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bo
 
 
 def placed(version: int, kind: str, number: int) -> dict[str, Any]:
-    """Returns prefix and place of the type with this number, of the kind 'node_types' or 'edge_types'."""
+    """Returns the fields ``prefix`` and ``where`` of the type with this number. ``kind`` is 'node_types' or 'edge_types'."""
     return (
         {"prefix": "", "where": ""}
         if version == 1
@@ -424,7 +424,7 @@ def placed(version: int, kind: str, number: int) -> dict[str, Any]:
 
 
 def check_times_of_edges(dtypes: Mapping[EdgeName, torch.dtype], time_attr: str) -> None:
-    """Raises ValueError if some edges have integer times and others real times. Both kinds are compared through all times of the graph, which no part has."""
+    """Raises ValueError if some edges have integer times and others real times. Comparing both kinds needs all times of the graph, which no part has."""
     if len({dtype.is_floating_point for dtype in dtypes.values()}) > 1:
         shown = ", ".join(f"{str(dtype).removeprefix('torch.')}{words_of_type(name)}" for name, dtype in dtypes.items())
         raise ValueError(

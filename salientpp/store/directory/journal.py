@@ -3,7 +3,7 @@
 Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and lines per step. A step writes its files under ``work/``.
 Once they are on disk, the journal names them, they are renamed into place, and the journal records the step with their checksums. A file that the journal
 names without its step was left by a stopped step, and is written again. An incomplete line was left by a run that was killed while writing; its step is
-repeated. A step that is repeated repeats the steps after it too, because its result may be another one. Files that the journal does not name are not touched.
+repeated. If a step is repeated, so are the steps after it, because its result may be another one. Files that the journal does not name are not touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from salientpp.store.directory.owned import half_written, remove_files
 
 JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
 
-#: Suffix of files of words that are not sorted yet.
+#: Suffix of files with edges that are not sorted yet.
 RUNS = ".runs"
 
 #: Files of unfinished steps.
@@ -113,7 +113,7 @@ class Journal:
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """Returns the facts of a finished step whose files are unchanged, or None. If a file was changed, the steps after it are dropped too."""
+        """Returns the facts of a finished step, or None. If one of its files was changed, the step and those after it are dropped, to be repeated."""
         done = self.steps.get(step)
         if done is None:
             return None

@@ -169,7 +169,7 @@ def _manifest_of(copy: Path) -> dict[str, Any] | None:
 
 
 def _is_parts_file(path: Path) -> bool:
-    """True if this is the first file of every copy. Other files may have the same name."""
+    """True if a file is the list of parts with which every copy begins, and not another file of that name."""
     try:
         return set(json.loads(path.read_text())) == {"parts"} and parts_there(path.parent) is not None
     except (OSError, ValueError, TypeError, RecursionError):

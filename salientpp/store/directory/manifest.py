@@ -231,7 +231,7 @@ _TYPES: Mapping[int, tuple[Schema, Schema]] = {
 
 
 def _without_parts(root: str | Path) -> str:
-    """Returns what to do with a converted graph where a dataset directory is needed."""
+    """Returns the error's text for a converted graph where a dataset directory is needed."""
     return f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
 
 
@@ -409,7 +409,7 @@ def _check_time(described: Description) -> None:
 
 
 def _check_narrow(described: Description) -> None:
-    """Checks encoded rows: the version is 3 or later, for attributes of edges 5; and the attribute is not a time, and has a fitting format."""
+    """Checks encoded rows: the version is at least 3, or 5 for attributes of edges; the attribute is not a time; and its format fits."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():

@@ -126,7 +126,8 @@ class PartitionedGraph(PygNames):
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
         """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids. They were validated when written.
 
-        Lists in parts are concatenated in the memory of the whole topology, also for :attr:`graph` and :meth:`typed_graph`. DatasetError if a part is missing.
+        Lists that are stored in parts are concatenated, so they take the memory of all edges, also for :attr:`graph` and :meth:`typed_graph`. DatasetError if
+        a part is missing.
         """
         return self._topology.lists
 
@@ -159,7 +160,7 @@ class PartitionedGraph(PygNames):
         return {type_: _whole(self, type_, named, part_id) for type_, named in sources}
 
     def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, StoredRows]]:
-        """Returns :meth:`rows` as sources over memory maps. Encoded rows are decoded when taken. The columns of a table are sources of their own."""
+        """Returns the rows of :meth:`rows` as sources that read memory maps. Encoded rows are decoded when taken. Each column of a table is a source."""
         stored = self._stored(part_id)
         return {
             type_.name: {name: vertex_rows(self.arrays, type_, name, stored) for name in type_.attributes}
@@ -175,14 +176,14 @@ class PartitionedGraph(PygNames):
         return {type_: {name: whole(rows) for name, rows in named.items()} for type_, named in sources.items()}
 
     def edge_sources(self) -> dict[EdgeName, dict[str, StoredRows]]:
-        """Returns :meth:`edge_rows_by_type` as sources over memory maps. Encoded rows are decoded when taken."""
+        """Returns the rows of :meth:`edge_rows_by_type` as sources that read memory maps. Encoded rows are decoded when taken."""
         types, column = self.description.edge_types, self._topology.column
         return {type_.name: {name: column(type_, name) for name in type_.attributes} for type_ in types}
 
     def part_graph(
         self, time_attr: str | None = None, weight_attr: str | None = None, part_id: int | None = None
     ) -> PartGraph:
-        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk. No file of another part's edges is opened in form 'parts'.
+        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk. With topology 'parts', edges of other parts are not opened.
 
         Args:
             time_attr, weight_attr: as for :meth:`typed_graph`.
@@ -263,21 +264,21 @@ class PartitionedGraph(PygNames):
         return edge_split(self.arrays, edges, name, stored, self._topology.edges_into(edges, stored))
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with. Being a seed does not count.
+        """Returns inclusion probabilities, float32 [N] of one type, for the workload that the directory was partitioned with. Being a seed does not count.
 
         If the part joins several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
         """
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
     def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
-        """Returns :meth:`vip` of every type if these arguments of :meth:`StoredVip.is_of` are the stored workload, or else None.
+        """Returns :meth:`vip` of every type if ``workload``, as in :meth:`StoredVip.is_of`, is the stored one, else None.
 
         If the topology is stored in parts, nothing is computed: the result is also None if the probabilities of joined parts are not in the directory.
         """
         return self._vip.of_workload(self._stored(part_id), *workload)
 
     def keep_vip(self, part_id: int, vip: Mapping[str | None, Tensor], *workload: Any) -> None:
-        """Keeps probabilities of joined parts that were computed elsewhere, as :meth:`vip` does, if they are of the stored workload."""
+        """Keeps, as :meth:`vip` does, probabilities that the caller computed for a part, if ``workload`` is the stored one."""
         if self._vip.is_of(self._stored(part_id), *workload):
             self._vip.keep(self._stored(part_id), vip)
 

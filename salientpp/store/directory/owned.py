@@ -1,6 +1,6 @@
 """Removes files that this package wrote in a directory, and nothing else.
 
-A manifest or a journal lists them by name. A user may have put other files beside them; these are found by name, and stay.
+A manifest or a journal lists them by name. A user may have put other files beside them. These stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-#: Longest name of a file, in bytes, and the part of it that is left for what is added to a directory's name.
+#: Maximum bytes of a file's name, and how many of them are reserved for what is added to a directory's name.
 _LONGEST, _ADDED = 255, 48
 
 

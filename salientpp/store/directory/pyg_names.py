@@ -1,4 +1,4 @@
-"""PyG's names on a partitioned graph: those that the directory's description answers, and errors that say what to use instead of the others."""
+"""Gives a partitioned graph the attributes of PyG's data that the directory's description answers. For others, errors say what to use instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from salientpp.store.directory.description import Description, EdgeName, EdgeTyp
 from salientpp.store.frames import FEATURES
 from salientpp.suggestions import did_you_mean
 
-#: What to do instead of using an attribute of PyG's data, by the names of the attributes.
+#: Name of an attribute of PyG's data -> why a partitioned graph lacks it, and what to do instead.
 _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(
         ("is_undirected", "is_directed", "has_isolated_nodes", "contains_isolated_nodes", "has_self_loops", "contains_self_loops", "is_coalesced",
@@ -57,7 +57,7 @@ class PygNames:
     num_vertices: int
     num_edges: int
 
-    #: ``part[type]`` must not make a graph iterable.
+    #: None, since ``part[type]`` would make a graph iterable otherwise.
     __iter__: Any = None
 
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
@@ -90,12 +90,12 @@ class PygNames:
 
     @property
     def num_node_types(self) -> int:
-        """Number of vertex types, 1 without names. AttributeError if an attribute ``node_type`` has them, since its rows are not read."""
+        """Number of vertex types, 1 if they have no names. AttributeError if an attribute ``node_type`` tells the types, since its rows are not read."""
         return self._number_of_types("node_type", self.node_types)
 
     @property
     def num_edge_types(self) -> int:
-        """Number of edge types, 1 without names. AttributeError if an attribute ``edge_type`` has them, since its rows are not read."""
+        """Number of edge types, 1 if they have no names. AttributeError if an attribute ``edge_type`` tells the types, since its rows are not read."""
         return self._number_of_types("edge_type", self.edge_types)
 
     def _number_of_types(self, attribute: str, names: Sequence[Any]) -> int:
@@ -158,7 +158,7 @@ class PygNames:
 
 @dataclass(frozen=True)
 class StoredType:
-    """One type of a partitioned graph, with those of the names of PyG's stores that need no rows.
+    """One type of a partitioned graph, with the attributes of PyG's stores that need no rows.
 
     A vertex type has ``num_nodes``, and an edge type ``num_edges``.
 

@@ -1,4 +1,4 @@
-"""Rewrites a dataset directory with its topology in parts instead of whole, or whole instead of in parts."""
+"""Rewrites a dataset directory: a topology that was stored whole is stored in parts, or the other way round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rewrite_topology(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionedGraph:
-    """Writes a dataset directory again with the topology whole or in parts. Parts, ids, numbers of edges and rows stay the same.
+    """Writes a copy of a dataset directory that stores the topology whole or in parts. Parts, ids, numbers of edges and rows stay the same.
 
     A stopped run continues if it is called again; ``.<name>.writing`` beside ``to`` holds the finished steps. Memory is bounded by some pieces of 64 MiB.
 
@@ -56,7 +56,7 @@ def rewrite_topology(
 
     Raises:
         DatasetError: ``root`` is incomplete or altered, or is a copy without some part.
-        ValueError: ``root`` has this form already, ``to`` exists, or edges have times that cannot be read in parts.
+        ValueError: ``root`` has this topology already, ``to`` exists, or edges have times that cannot be read in parts.
         OSError: ``to`` cannot be written. The finished steps stay for the next run.
     """
     root, to = Path(root), Path(to)

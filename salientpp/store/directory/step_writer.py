@@ -30,7 +30,7 @@ class StepWriter:
         self._written: dict[str, dict[str, Any]] = {}
 
     def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
-        """Returns the facts of a step, from the journal if the step is finished. If not, ``write`` runs first, and its files are renamed into place."""
+        """Runs ``write`` and renames its files into place, unless the journal lists the step as finished. Returns the facts of the step."""
         facts = self._journal.facts(name)
         if facts is None:
             found = write()

@@ -20,7 +20,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The job of one :func:`~salientpp.store.directory.writer.partition` call, with data read and options decided. Fanouts are per relation."""
+    """The job of one :func:`~salientpp.store.directory.writer.partition` call: the data as read, and the options without 'auto'. Fanouts are per relation."""
 
     contents: Contents
     num_parts: int

@@ -61,7 +61,7 @@ class Topology:
         return pieces
 
     def column(self, edges: EdgeType, name: str) -> StoredRows:
-        """Returns an attribute's rows [E, ...] for all edges, in list order."""
+        """Returns an attribute's rows [E, ...] for all edges, in the order of the lists."""
         files = self._files_of_all(edges)
         return stored_rows(edges, name, [edge_column(self.arrays, edges, name, piece) for piece in files])
 

@@ -67,7 +67,7 @@ def write_edges(
         for part_id, (begin, end) in enumerate(pairwise(first)):
             writer.write_tensor(edges.split_file(name, part_id), position[begin:end])
 
-    # A step is named as the file in which the whole form stores its result.
+    # A step has the name of the file that holds its result if the topology is stored whole.
     writer.step(f"{edges.prefix}indices.npy", write_lists)
     for name, rows in contents.edge_columns[edges.name].items():
         writer.step(f"{edges.prefix}edge_{name}.npy", partial(write_rows, name, rows))

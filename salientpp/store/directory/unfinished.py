@@ -1,4 +1,4 @@
-"""The folder in which a dataset directory is written until it is complete: creates it, opens its journal, and moves it into place."""
+"""Creates the folder in which a dataset directory is written, opens its journal, and moves the folder into place once it is complete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_root_is_free(root: Path, overwrite: bool) -> None:
 
 
 def _files_of(root: Path) -> set[str] | None:
-    """Returns the names of the files of a dataset directory, or None if the directory is none."""
+    """Returns the names of the files of a dataset directory, or None if ``root`` is not one."""
     listed = listed_files(root / MANIFEST, FORMAT)
     return None if listed is None else listed | {MANIFEST, PARTS_FILE, JOURNAL}
 

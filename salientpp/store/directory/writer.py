@@ -87,7 +87,7 @@ def partition(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionedGraph:
-    """Partitions a graph, orders each part by VIP, and writes the dataset directory ``root``.
+    """Partitions a graph, orders each part by VIP (the probability that a batch contains a vertex), and writes the dataset directory ``root``.
 
     A stopped run continues if it is called again with the same arguments and data; ``.<name>.writing`` beside ``root`` holds the finished steps.
 
@@ -96,7 +96,7 @@ def partition(
             classes (integers, none below -1, and 0 among them), vertices with the label -1 are left out of the data's splits. A warning gives their number.
         num_parts: K, the number of parts.
         root: the directory to write. Its parent must exist or be creatable.
-        num_neighbors, batch_size: the workload. Its VIP weighs edges, moves and orders vertices, and is stored for the cache. ``num_neighbors`` of a
+        num_neighbors, batch_size: the workload that VIP is computed for. VIP weighs edges, moves and orders vertices, and plans caches. ``num_neighbors`` of a
             ``HeteroData`` is one list for all edge types, or a mapping. Training may use other values; the loader then computes the VIP that it needs.
         method: 'metis', 'kaminpar' (of the extra ``kaminpar``) or 'random'. 'auto' is 'kaminpar' for more than 2^26 edges if KaMinPar is installed, else
             'metis'. Or the assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
@@ -115,7 +115,7 @@ def partition(
         topology: 'whole' stores one set of neighbour lists for all ranks. 'parts' stores lists and edge attributes with the part that owns the target.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment. KaMinPar with several threads gives other parts for the same seed.
-        overwrite: if True, replace an existing directory once the new one is complete, or a stopped call's work. Refused if other files lie in it.
+        overwrite: if True, replace an existing directory once the new one is complete, or a stopped call's work. The call fails if other files lie in it.
         progress: a :class:`~salientpp.Progress`, which is told the start of each step, except steps that a stopped run finished.
 
     Returns:
@@ -152,7 +152,7 @@ def _check_form(num_parts: int, topology: str) -> None:
 
 
 def _decided(options: PartitionOptions, contents: Contents, num_parts: int) -> tuple[PartitionOptions, str | None]:
-    """Returns the options with 'auto' and None decided for this graph, and why vertices are not moved, if they are not."""
+    """Replaces 'auto' and None in the options by the choices for this graph. Also returns the reason if vertices will not be moved."""
     num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
     num_seeds = sum(ids.numel() for ids in contents.starts.values())
     return options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
@@ -340,14 +340,14 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
 
 
 def _edge_offsets(relation: Relation, part: Tensor, num_parts: int) -> list[int]:
-    """Returns K + 1 numbers: the first edge of each part, for the parts of the targets."""
+    """Returns K + 1 numbers: the first edge of each part. An edge belongs to the part of its target."""
     sizes = torch.zeros(num_parts + 1, dtype=torch.int64, device="cpu")
     sizes.index_add_(0, part + 1, relation.indptr.diff())
     return sizes.cumsum(0).tolist()
 
 
 def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
-    """Returns int64 [E]: for each edge, by the user's numbers, the part that owns its target."""
+    """Returns int64 [E]: for each edge, in the user's order, the part that owns its target."""
     in_lists = torch.repeat_interleave(part, relation.indptr.diff())
     if relation.edge_id is None:
         return in_lists

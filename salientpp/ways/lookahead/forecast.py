@@ -14,8 +14,8 @@ from salientpp.vip.policies import Workload
 from salientpp.vip.shared import block_probability
 
 #: With a window of W batches, uses that are at most W / LATE batches apart are cache hits as often as if the whole future were known. The factor is fitted to
-#: counts on two graphs; with it the forecast differs from these counts by at most 0.02 for windows of T* / 2 to 3 T*. The factor exceeds 1 because the longest
-#: distance between two uses over which a row is kept varies from batch to batch.
+#: counts on two graphs. With it, the forecast differs from these counts by at most 0.02 for windows of T* / 2 to 3 T* (T*: see :class:`Spread`). The factor
+#: exceeds 1 because the longest distance between two uses over which a row is kept varies from batch to batch.
 LATE = 1.2
 
 
@@ -56,7 +56,7 @@ class Blocks:
     """Describes batches that share draws in blocks (``draw_block``). A row that one batch needs is likely needed by others of its block.
 
     Attributes:
-        size: batches of a block, b.
+        size: number of batches in a block, b.
         probability: float [N], probability that any batch of a block needs each row, from :func:`salientpp.vip.shared.block_probability`.
     """
 
@@ -90,7 +90,7 @@ class Spread:
     Attributes:
         in_block: probability that a block contains each row. Each batch of such a block then needs the row with ``chance / in_block``, independently.
             None: every batch draws independently.
-        block: batches of a block.
+        block: number of batches in a block.
     """
 
     chance: Tensor

@@ -28,7 +28,7 @@ def prior_bytes(prior: Tensor) -> int:
 
 
 class Moves(NamedTuple):
-    """Decisions about one batch's remote rows, from :func:`salientpp.ops.plan_batch`. It reads slots before it writes any."""
+    """Decisions about one batch's remote rows, from :func:`salientpp.ops.plan_batch`. The batch reads slots before it writes any."""
 
     hit_place: Tensor
     hit_slot: Tensor
@@ -74,7 +74,7 @@ class Planner:
         ops.fill_slots(members, self.prior, self.slot_id, self._slot_key, self._table)
 
     def plan(self, remote_id: Tensor, upcoming: Callable[[], Tensor | None]) -> Moves:
-        """Plans the next batch.
+        """Decides which remote rows of the next batch are fetched, and which of them the cache keeps.
 
         Args:
             remote_id: int64 [n], the distinct remote ids that this batch needs, in any order.
@@ -112,7 +112,7 @@ class Planner:
             self._lists.popleft()
 
     def forget_window(self) -> None:
-        """Discards the known batches, because others follow; cached rows stay in their slots."""
+        """Discards the known batches, for use when other batches follow. Cached rows stay in their slots."""
         self._lists.clear()
         self._links.clear()
         self._waiting = None
@@ -127,7 +127,7 @@ class Planner:
 
 
 def _unknown(probability: Tensor) -> Tensor:
-    """Returns int16 keys of rows whose next use is unknown, sorted by probability (csrc/ways/slots.cpp)."""
+    """Returns int16 keys that order rows with unknown next use by probability (csrc/ways/slots.cpp)."""
     level = (0x3F800000 - probability.view(torch.int32)) >> 19
     level = torch.where(probability > 0, level.clamp(0, 1022), 1023)
     return (level - 2**15).to(torch.int16)

@@ -32,7 +32,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns how many batches are planned per reading of the window, so that a batch reads at most nine lists on average."""
+    """Returns how many batches are planned each time the lists of the window are read, so that a batch reads at most nine lists on average."""
     return max(1, -(-window // 8))
 
 
@@ -46,7 +46,7 @@ class Shape:
     """Use of a lookahead cache's budget of bytes.
 
     Attributes:
-        window: W.
+        window: W, number of batches known ahead.
         num_slots: C, rows that are kept.
         list_bytes: limit for the ids of the window. If they would take more for a while, fewer batches are known.
     """

@@ -1,6 +1,6 @@
 """Keeps batches that several ranks drew together until their rows are fetched, so that a lookahead cache knows them.
 
-Over a topology in parts, a rank cannot draw a later batch for its ids alone, since that takes the other ranks too. So
+If the topology is divided among ranks, all of them draw together, so a rank cannot draw a later batch only for its ids. So
 every batch is drawn once, early
 enough, and waits (:attr:`salientpp.engine.way.Way.waits`). The windows end with the epoch, because the next epoch's
 batches are not drawn yet.
@@ -48,7 +48,7 @@ class Waiting:
         self._follows = False
 
     def after(self, number: int, reach: int, type_: str | None) -> Tensor | None:
-        """Returns the remote ids of the ``number``-th batch after the last that entered; None if none comes within ``reach`` ticks."""
+        """Returns the remote ids of the ``number``-th batch after the last that entered; None if no such batch comes within ``reach`` ticks."""
         if number > len(self._batches):
             return None
         _, tick, places = self._batches[number - 1]

@@ -1,6 +1,6 @@
 """Lookahead cache: keeps the remote rows that the next batches need, which it knows because it draws them in advance.
 
-Sampling threads draw batches W ahead, only to learn which rows they need (:class:`Scouts`). Over a topology in parts, drawn batches wait instead
+Sampling threads draw batches W ahead, only to learn which rows they need (:class:`Scouts`). If the topology is divided among ranks, drawn batches wait instead
 (:mod:`salientpp.ways.lookahead.waiting`). The decision which rows to keep (:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited
 in the next stage. If there are sampling threads, it runs in a thread of its own. Requests that have not entered the pipeline may be cancelled. A batch that
 has entered is always put together, also when the epoch is left, so no decision has to be undone.
@@ -53,7 +53,7 @@ class Scouts:
     """Draws upcoming batches in advance and gives the ids of their remote rows, in order, across epochs.
 
     Args:
-        turns: returns this rank's turns in an epoch.
+        turns: returns this rank's batches in an epoch.
         submit: (epoch, turn) -> a task that returns the batch's lists, run in a thread or by the caller.
         ahead: number of batches that are drawn before the planner asks for their ids.
     """
@@ -103,7 +103,7 @@ class Lookahead(Cache):
     """Cache that changes its rows from batch to batch, in the memory of a static cache. Ranks that would share a static cache divide its
     memory equally.
 
-    The rows of a vertex type stay fixed if nothing can be saved for the type. Rows with a second copy on the device stay fixed too.
+    The rows of a vertex type stay fixed if changing them would save no fetches. Rows with a second copy on the device stay fixed too.
 
     Args:
         window: batches known ahead, or 'auto'.
@@ -291,7 +291,7 @@ class Lookahead(Cache):
         return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of the rows, as ``cache``, and of the index, the probabilities and the window's ids, as ``lookahead``."""
+        """Returns bytes: ``cache`` for the rows; ``lookahead`` for the index, the probabilities and the window's ids."""
         if not self.planners:
             return {}
         rows = [rows.nbytes for type_ in self.planners for rows in self.cache.by_type[type_].rows.values()]

@@ -43,10 +43,10 @@ from salientpp.ways.sums.check import check_partial
 from salientpp.ways.sums.moved import SUMS
 from salientpp.ways.sums.way import SumsOfRows
 
-#: Seconds that the measurements take in all, if the caller gives none, and at most. Where a batch takes a second, they take longer.
+#: Default and largest approximate time of all measurements, in seconds. If a batch takes a second, they take longer.
 SECONDS, MOST_SECONDS = 20.0, 3600.0
 
-#: Shares of these seconds: of cores, of draws, of rows, of each kind of short epochs, and of steps.
+#: Fractions of these seconds for measuring cores, draws, rows, each kind of short epochs, and steps.
 _CORES, _DRAWS, _ROWS, _EPOCHS, _STEPS = 0.02, 0.04, 0.02, 0.15, 0.15
 
 #: Limits of the number of timed steps.
@@ -71,13 +71,13 @@ def calibrate(
     """Measures the constants of the machines. Collective; all ranks get the same values.
 
     * ``cores``: every rank keeps as many threads busy as it may use cores. The number is their CPU time per second.
-    * ``between``, ``within``: exchanges with all ranks of other hosts, and with the other ranks of the own host. The first carry almost nothing, and the
-      next carry enough bytes that the rate dominates. ``within`` has its default if every rank is alone on its host.
+    * ``between``, ``within``: exchanges with all ranks of other hosts, and with the other ranks of the own host. At first they carry almost nothing, and
+      then enough bytes that the rate dominates. ``within`` has its default if every rank is alone on its host.
     * ``to_device``: copies from pinned memory, if batches are on a device.
     * ``draw``: CPU time of drawing some batches, per edge.
     * ``row``, ``byte``: CPU time of looking up and gathering the own rows of these batches. Gathers of rows with twice the width separate the two.
     * ``wire``: CPU time of the exchanges, per byte sent or received.
-    * ``batch``: remainder of the CPU time of short epochs without ways, per batch.
+    * ``batch``: remainder of the CPU time of short epochs without caches and sums, per batch.
     * ``look_ahead``: what a small lookahead cache adds, per vertex of a batch. It has its default if no cache can be used.
     * ``sum``: what sums add, per edge of the last hop. It has its default if the ranks cannot send sums.
     * ``step``: time of training steps on batches that were loaded before.
@@ -88,7 +88,7 @@ def calibrate(
         seconds: approximate time of all measurements.
         between: link between hosts. None: it is measured.
         gradient_bytes: bytes that a rank receives in a step to average gradients.
-        about: further entries of ``about``.
+        about: further entries of :attr:`Machines.about`.
 
     Raises:
         ValueError: ``seconds`` is not in (0, 3600], a rank has no batches, or ``between`` is None and all ranks are on one host.
@@ -160,7 +160,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float) -> tuple[TrialEpochs, Machines]:
-    """Measures the constants of loading. Returns the epochs that it ran, and ``machines`` with them. Collective."""
+    """Measures the constants of loading. Returns the epochs that it ran, and ``machines`` with these constants. Collective."""
     basis, comm = engine.basis, engine.basis.comm
     draws = measure_draws(basis, _DRAWS * seconds)
     row, byte = measure_rows(engine, draws.ids, _ROWS * seconds)

@@ -61,7 +61,7 @@ class Choice:
 
     @classmethod
     def of(cls, options: Any) -> Choice:
-        """Reverses :attr:`values`.
+        """Makes a choice from :attr:`values`.
 
         Raises:
             ValueError: these are not values of the options.
@@ -103,7 +103,7 @@ class Choice:
 
 
 def index_bytes(books: Iterable[PartitionBook]) -> int:
-    """Returns the bytes of the index of cached rows, for the partition books of the rows that travel."""
+    """Returns the bytes of the index of cached rows, for the partition books of all vertex types whose rows travel."""
     return sum(index_bytes_of(book.num_vertices, book.num_parts) for book in books)
 
 

@@ -38,7 +38,7 @@ class Draws:
 
     Attributes:
         seconds: CPU seconds per edge.
-        last: mean number of edges of the last hop; 0 if edges do not follow hops.
+        last: mean number of edges of the last hop; 0 if edges are not counted by hop.
         ids: for each batch, its vertices by type.
     """
 

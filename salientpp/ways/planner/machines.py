@@ -29,7 +29,7 @@ class Link:
     """Connection of a rank to ranks of other hosts, or to ranks of its own host.
 
     Attributes:
-        bytes_per_second: rate at which a rank receives rows, in each direction, while all ranks exchange rows.
+        bytes_per_second: rate at which a rank receives rows while it sends equally many, and all ranks exchange rows.
         delay: seconds of an exchange between all ranks that carries almost no bytes.
     """
 

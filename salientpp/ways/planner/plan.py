@@ -19,7 +19,7 @@ from salientpp.ways.planner.trials import Batch, Trials
 #: slower than the static cache; with 0.08 none was (docs/results/plan.md).
 WORTH_IT = 0.08
 
-#: Memory whose further saving a plan states.
+#: Extra bytes of memory. A plan states what they would save.
 MORE = 2**30
 
 
@@ -88,7 +88,7 @@ def plan_together(
     weight: str | None = None,
     beside: Sequence[Way] = (),
 ) -> MemoryPlan:
-    """Plans for the ranks that make a loader together. Collective; every rank gets the same choice. See :func:`lines_of`."""
+    """Chooses the combination that is expected to be fastest within a budget. Collective; every rank gets the same choice. See :func:`lines_of`."""
     choices = budget.choices()
     several = [choices, dataclasses.replace(budget, memory=budget.memory + MORE).choices()]
     if budget.device_memory:

@@ -24,10 +24,10 @@ from salientpp.ways.planner.machines import Link
 _FEW_BYTES, _MOST_BYTES = 64 * 2**10, 64 * 2**20
 
 #: An exchange of this many seconds is dominated by the rate of the link. Longer ones are not measured: if several ranks send a megabyte each to one rank, its
-#: link drops packets, and the messages of batches are shorter. The seconds of a round of exchanges of the final size, and limits of their number.
+#: link drops packets, and the messages of batches are shorter. The other numbers: seconds of a measurement at the final size, and limits of its exchanges.
 _LONG_SECONDS, _RATE_SECONDS, _FEWEST, _MOST = 0.01, 0.3, 4, 200
 
-#: Number of exchanges without content, and number of rounds of each other measurement, of which the median counts.
+#: Number of exchanges without content, and number of repetitions of each other measurement. The median counts.
 _EMPTY, _ROUNDS = 20, 3
 
 #: Bytes of a copy to the device, and number of copies.
@@ -100,7 +100,7 @@ def measure_link(
 
     Args:
         peers: numbers of ranks other than this one. If rank a is a peer of rank b, then b is a peer of a.
-        seconds: approximate time of each of the measurements whose median counts.
+        seconds: approximate time of one measurement; the median of several counts.
         most_bytes: largest number of bytes that a rank sends in one exchange. A rank needs three times these bytes.
     """
     others = [rank for rank in range(comm.size) if rank in peers]
@@ -139,7 +139,7 @@ def measure_links(
 def _exchange(
     comm: Comm, others: Sequence[int], num_bytes: int, number: int, under_way: int = 2
 ) -> tuple[float, float]:
-    """Returns this rank's seconds and CPU seconds of exchanges that bring ``num_bytes`` from each of the others.
+    """Returns this rank's seconds and CPU seconds of ``number`` exchanges that bring ``num_bytes`` from each of the others.
 
     Two exchanges are under way at a time, as in an epoch: a single exchange over gloo does not fill a link in both directions. The first and the last
     exchange are not timed.

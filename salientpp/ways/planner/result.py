@@ -30,7 +30,7 @@ class Line:
     """Expected cost of one combination of methods, for one rank or the slowest.
 
     Attributes:
-        memory: bytes of a host, by name: cache, lookahead. device: bytes of a rank's device.
+        memory: bytes by name: cache and lookahead count a host's memory, device counts a rank's device.
     """
 
     choice: Choice

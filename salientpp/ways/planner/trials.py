@@ -22,7 +22,7 @@ class Batch:
     Attributes:
         number: batches in an epoch.
         vertices, edges: mean numbers in a batch.
-        last_edges: mean number of edges of the last hop; 0 if edges do not follow hops.
+        last_edges: mean number of edges of the last hop; 0 if edges are not counted by hop.
         row_bytes: mean bytes of the rows of a batch, as they travel.
     """
 
@@ -40,7 +40,7 @@ def num_edges(mfg: Mfg) -> int:
 
 
 def num_last_edges(mfg: Mfg) -> int:
-    """Returns the number of edges of the last hop, of all types; 0 if edges do not follow hops."""
+    """Returns the number of edges of the last hop, of all types; 0 if edges are not counted by hop."""
     counts: Any = mfg.num_sampled_edges
     if counts is None:
         return 0
@@ -48,7 +48,7 @@ def num_last_edges(mfg: Mfg) -> int:
 
 
 class Trials:
-    """Trial batches of a rank. Collective if other ranks hold some of the neighbour lists.
+    """Trial batches of a rank, drawn once to price combinations of methods. Collective if other ranks hold some of the neighbour lists.
 
     Args:
         basis: the values that determine the rank's batches.

@@ -24,7 +24,7 @@ def choose_shape(
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> Shape:
-    """Divides the budget of a cache that knows ``lookahead`` batches. 'auto' takes the window with the fewest forecast rows.
+    """Divides the budget of a cache that knows the next ``lookahead`` batches. 'auto' takes the window for which the fewest fetches are forecast.
 
     With 'auto', batches that wait take at most as much memory as the cache.
 
@@ -87,12 +87,12 @@ def plan_rows(
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> tuple[Shape, Tensor] | None:
-    """Plans the cache that replaces a static cache in the same memory: its shape, and the ids of its initial rows, ascending int64.
+    """Plans the lookahead cache that replaces a static cache in the same memory: its shape, and the ids of its initial rows, ascending int64.
 
     Args:
         scores: float [N], probability that a batch needs each row.
         num_static: number of rows of the static cache. The memory of its set of ids is available as well.
-        trial: called only if the lookahead may save something.
+        trial: measures lists of remote ids; called only if the lookahead may save something.
         blocks, num_sharing: as for :func:`choose_shape`, which also raises the errors.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Checks that a loader can give batches with sums."""
+"""Checks that a loader can use ``partial_aggregation``."""
 
 from __future__ import annotations
 

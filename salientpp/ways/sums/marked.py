@@ -1,4 +1,4 @@
-"""Tensors that protect a batch with sums: every use that would give wrong results raises an error.
+"""Marks the tensors of a batch in which sums replace rows, so that every use that would give wrong results raises an error.
 
 A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations that
 work on each row separately. An operation that combines several rows, and every computation on ``edge_index``, is an error.
@@ -76,12 +76,12 @@ class Delivered:
 
 
 class Marked(Tensor):
-    """Tensor of a batch with sums that checks the operations on it.
+    """Tensor of a batch in which sums replace rows. It checks every operation on it.
 
     Attributes:
         delivered: sizes, hops and sums of the tensor's batch.
         role: :data:`EDGES`, :data:`ROWS` or :data:`EDGE_WEIGHTS`.
-        level: for rows, the number of layers between them and ``x``.
+        level: for rows, the number of layers that computed them from ``x``.
     """
 
     delivered: Delivered
@@ -173,7 +173,7 @@ def _refuse(name: str, role: str, why: str) -> RuntimeError:
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """Returns a slice of the batch's first vertices, or of its first hops' edges; None for any other slice."""
+    """Applies an index that selects the batch's first vertices, or the edges of its first hops. Returns None for any other index."""
     size, dim = value.size(), 1 if value.role == EDGES else 0
     index: Any
     if name == "narrow":

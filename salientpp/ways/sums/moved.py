@@ -4,8 +4,8 @@
 the size of each wanted sum, :data:`SOURCES` the rows to add up, sum after sum, and :data:`WEIGHTS` the factor of each row. Only the asking rank looks up the
 weights of edges. :mod:`salientpp.ways.sums.plan` chooses the sums that a batch asks for.
 
-**The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums, with the host's
-tiers instead of owners. Rows that a device reads where they are stored stay in the batch.
+**The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums. The
+places of rows in the host's memory (tiers) then stand for the owners. Rows that a device reads where they are stored stay in the batch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
-    """Returns the vertices that the last hop found first, whose rows only their neighbours' sums need."""
+    """Returns the vertices that were first found in the last hop. Layers only aggregate their rows into neighbours."""
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
@@ -104,7 +104,7 @@ def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerO
 
 @dataclass(frozen=True)
 class Moved:
-    """Rows and sums that are fetched from other ranks, or copied to a device, for one batch or several.
+    """Numbers of rows and sums that are fetched from other ranks, or copied to a device, for one batch or several.
 
     Attributes:
         rows, sums, sources: numbers of rows that move, of sums that move, and of rows that these sums add up.
@@ -118,7 +118,7 @@ class Moved:
 
     @classmethod
     def between_ranks(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
-        """Counts the fetches of a rank with these tiers for a batch."""
+        """Counts the rows and sums that a rank fetches for a batch."""
         left, sums = sums_of(mfg, tiers, wire)
         rows, whole_rows = (tiers.look_up(n_id).remote_id.numel() for n_id in (left.node, mfg.node))
         return cls(rows, sums.size.numel(), sums.source.numel(), whole_rows)

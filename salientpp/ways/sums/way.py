@@ -40,7 +40,7 @@ _OF_HOST = "(sums of the host)"
 
 
 class Partial(NamedTuple):
-    """Sums of a batch, ``batch.partial``, computed from rows that the batch does not have, by other ranks and, for a device, by the host.
+    """Sums that replace rows of a batch, in ``batch.partial``. Other ranks compute them and, for a batch on a device, also the host.
 
     Attributes:
         target: int64 [m], positions in the batch of the vertices whose neighbours are summed. A vertex occurs once for each
@@ -60,7 +60,7 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """Decision about one batch: its sums, and what they replace."""
+    """Decision about one batch: its sums, and the weights of rows in them."""
 
     sums: AskedSums  # requests to other ranks, besides those for rows
     weight: Tensor | None  # weights of the rows in `sums`, as words of the message
@@ -76,7 +76,7 @@ def messages_of(reduction: Any, weight: Any) -> Sequence[Message]:
 
 
 class SumsOfRows(Way):
-    """Sums, means or maxima of the neighbours in the last hop, computed where their rows are.
+    """Replaces neighbours of the last hop by sums, means or maxima, which are computed where the rows are stored.
 
     Args:
         reduction: 'sum', 'mean' or 'max'; 'auto': 'mean', if a trial shows that it saves enough.
@@ -110,7 +110,7 @@ class SumsOfRows(Way):
         (column,) = source.exchanged
         self._column, wire_dtype = column, source.exchange.wire_dtype
         wide = source.rows_of(column).dtype == torch.float64 or wire_dtype == torch.int64
-        #: Dtype in which weights are added; it is at least as wide as a word of a message.
+        #: Dtype of the weights; it is at least as wide as a word of a message.
         self._weight_dtype, self._wire_dtype = torch.float64 if wide else torch.float32, wire_dtype
         self._weights = None if name is None else edge_rows_of(source)[name]
         self._first_edge = first_edge_of(source)
