@@ -112,11 +112,11 @@ class Values:
     """Option values of one loader; each value is an attribute.
 
     Args:
-        given: the user's values. A name without a declaration also becomes an attribute. It is an argument of PyG's that is used together with the options.
+        given: the user's values. A name that is not declared is an argument of PyG's, and becomes an attribute too.
 
     Attributes:
         declared: name -> declaration.
-        own_ways: ways that the user added with ``ways=``, or with options that make one. Set by :meth:`checked_alone`.
+        own_ways: the ways in ``ways=``, and those that other options turn on. Set by :meth:`checked_alone`.
         mappings: the mappings that were given, by name of the option. Each entry is an attribute, such as ``pad_size`` for ``pad={"size": ...}``.
     """
 

@@ -109,7 +109,7 @@ class Run:
 
     @lazy
     def _turns(self) -> TurnsOfEpoch:
-        """Turns of this rank. The first ``next()`` reads them, as in torch: until then, a sampler's epoch may be changed."""
+        """The seeds of each batch of this rank's epoch, computed at the first ``next()``. Until then, a sampler's epoch may be set, as in torch."""
         return TurnsOfEpoch(self._epochs.order.of_epoch(self._epoch))
 
     @property

@@ -263,10 +263,9 @@ class DistAdjacency:
             return torch.zeros_like(largest, dtype=torch.int32).index_add_(0, self._ends[0], is_largest.int())
 
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
-        """Exchanges rows: sends ``send[r]`` rows to each rank r, and receives ``receive[r]`` from it.
+        """Sends ``send[r]`` rows to each rank r. Returns the rows that arrive, ``receive[r]`` from each rank r, in the order of the ranks.
 
-        The sent rows are consecutive rows of ``rows``, rank after rank, and start again at the first row when they
-        reach the end.
+        Rank 0 gets the first rows of ``rows``, rank 1 those after them, and so on. After the last row, the first one follows again.
         """
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))

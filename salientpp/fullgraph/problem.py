@@ -218,7 +218,7 @@ class Problem:
 
     @property
     def num_levels(self) -> int:
-        """Number of hops that must be decided one by one. Without recomputation, all hops after the first need the same rows."""
+        """Number of hops for which a choice is made. Without recomputation it may be 2: all hops after the first need the same rows, and share a choice."""
         costs = self.costs
         alike = {*zip(costs.backward[1:], costs.products[1:])}
         return costs.num_hops if self.may_recompute or len(alike) > 1 else min(2, costs.num_hops)

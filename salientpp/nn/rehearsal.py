@@ -60,12 +60,12 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class Rehearsal:
-    """Arguments for a call without effects, and what the call has written until it is undone.
+    """Trial call of a model whose effects are undone. It holds the arguments of the call, and records what the call has written.
 
     Attributes:
         args, kwargs: arguments to call the model with.
         inputs: floating-point tensors among them.
-        leaves: tensors that ``inputs`` are computed from. A gradient of one is the gradient of the caller's tensor.
+        leaves: tensors that ``inputs`` are computed from. Their gradients equal the gradients of the caller's tensors.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class PartitionOptions:
 
     @property
     def words(self) -> str:
-        """The words `` by ...`` for progress lines; empty for a given assignment."""
+        """Text for progress lines that names the method, such as `` by metis``. Empty if the user gave the part of each vertex."""
         if not isinstance(self.method, str):
             return ""
         return f" by {self.method}{' with equal edge weights' if self.weights_used == 'equal' else ''}"

@@ -134,7 +134,7 @@ class Circle:
         return cls.known.setdefault(default_group(), {}).setdefault(ranks, cls())
 
     def free(self, over: str) -> list[int]:
-        """Returns the numbers of the free groups, ascending."""
+        """Returns the numbers of the groups that no loader uses and that exchange rows ``over`` this backend, ascending."""
         if self._num_leased() >= self._many:
             gc.collect()
             # Raise the limit above the groups still in use, so that they do not cost a collection each time.

@@ -363,10 +363,10 @@ def drawn_alone(drawing: Generator[Packets, Packets | None, Out], holder: str = 
 
 
 def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr: str | None) -> PartTopology:
-    """Returns the topology of the part that a view of a dataset directory serves.
+    """Returns the topology with the neighbour lists of one part of a dataset directory.
 
     Args:
-        part: a view whose parts are the parts that hosts hold together.
+        part: the opened part. Several parts on disk may be one part here, if one host holds them.
         time_attr, weight_attr: as in :meth:`salientpp.PartitionedGraph.part_graph`.
     """
     assert part.part_id is not None  # the view was made with a part

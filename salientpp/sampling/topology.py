@@ -32,7 +32,7 @@ class TypedSample(HeteroSamplerOutput):
 
     @property
     def seed_node(self) -> dict[str, Tensor] | None:
-        """Ids of the seeds of the vertices' trees, by vertex type int64 [n]; None without trees."""
+        """Ids of seeds, int64 [n] by vertex type: for each sampled vertex, the seed whose tree it belongs to. None if the sample has no trees."""
         if self.batch is None or self.tree_seed is None:
             return None
         return {name: self.tree_seed[tree] for name, tree in self.batch.items()}

@@ -90,9 +90,9 @@ def on_device(
     num_bytes: int,
     device: torch.device,
 ) -> dict[str | None, FeatureCache]:
-    """Adds device copies to caches, by vertex type: of the rows most probably needed per byte, as many as fit into ``num_bytes``.
+    """Returns the caches, by vertex type, each with copies of some of its rows on the device.
 
-    ``probability`` holds the access probability of every vertex, per type float [N].
+    Rows of all types are ranked by access probability per byte, and copied until ``num_bytes`` are full. ``probability``: of every vertex, per type float [N].
     """
     cached = {type_: probability[type_][cache.members.ids] for type_, cache in caches.items()}
     widths = {type_: cache.row_bytes for type_, cache in caches.items()}

@@ -95,7 +95,7 @@ class Frame:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns of rows."""
+        """Names under which the rows of the table's pieces are stored."""
         return [name for piece in self.pieces for name in piece.columns]
 
     @property

@@ -14,7 +14,7 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Consecutive edges of a source."""
+    """Consecutive edges, as they are read from an input (:class:`EdgeSource`)."""
 
     source: np.ndarray  # integers of any type, [n]
     target: np.ndarray

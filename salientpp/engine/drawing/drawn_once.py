@@ -1,11 +1,11 @@
-"""Draws a batch that a host's ranks compute together only once. The first rank that needs it draws it, and leaves the other ranks their shares.
+"""Draws each batch of a host once. The first rank that needs the batch draws it for all ranks of the host, and leaves the others their shares.
 
 A rank holds the lock of a batch while it draws. A rank that asks meanwhile waits for the lock, and then finds its share. So ranks only wait while a rank is
 drawing, and need no message when an epoch begins or ends. A batch is a pure function of its key. So a rank that finds no share draws the batch itself, and
 the batch is the same. This happens if the drawer failed, or if its memory is gone, or if it takes longer than a limit.
 
-Each share is a block of memory (:mod:`salientpp.ranks.shared_memory`). A table that the ranks share says where the blocks of each batch are. The drawer gives
-up a block when it was taken, or when too many later blocks wait.
+Each share is a block of memory (:mod:`salientpp.ranks.shared_memory`). A table that the ranks share says where the blocks of each batch are. The drawer frees
+a block when its receiver has taken it, or when too many later blocks wait.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class StoredVip:
 
     @lazy
     def _joined(self) -> dict[range, dict[str | None, Tensor]]:
-        """Probabilities read or computed so far, by parts on disk, then by type."""
+        """Probabilities read or computed so far: range of parts on disk -> vertex type -> float [N]."""
         return {}
 
     def is_of(
