@@ -164,6 +164,7 @@ def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser
         added.incomplete = getattr(subcommand, "incomplete", None)
         subcommand.add_arguments(added)
         for action in added._actions:
-            if action.dest == "dataset":
+            # The jobs of `slurm --dataset` may see other files than this machine.
+            if action.dest == "dataset" and not action.option_strings:
                 action.type = dataset_type
     return parser

@@ -231,3 +231,9 @@ def test_a_dataset_directory_may_have_the_name_of_a_kind(capsys, folder):
     assert run(capsys, "convert", "edges:edges.csv", "graph")[0] == 0
     assert run(capsys, "partition", "converted:graph", "npz:x", "--parts", "2", "--method", "random")[0] == 0
     assert run(capsys, "analyze", "npz:x", "--epochs", "1")[0] == 0
+
+
+def test_a_job_may_read_a_dataset_that_is_not_here(capsys, folder):
+    words = "slurm --parts 2 --time 5 --dataset npz:missing.npz --root parts -- train.py parts"
+    code, out, err = run(capsys, *words.split())
+    assert code == 0 and "npz:missing.npz" in out, err
