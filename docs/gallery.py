@@ -242,10 +242,7 @@ def drawn(script: str, entry: dict[str, Any]) -> str:
     ):
         picture.box(10 + 130 * place, 200, 11, 11, color)
         picture.text(26 + 130 * place, 210, name, size=12)
-    with tempfile.TemporaryDirectory() as folder:
-        picture.save(Path(folder) / "picture.svg")
-        svg = (Path(folder) / "picture.svg").read_bytes()
-    return f'<img alt="{words}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'
+    return f'<img alt="{words}" src="data:image/svg+xml;base64,{base64.b64encode(picture.svg().encode()).decode()}">'
 
 
 def _number(printed: str) -> float:

@@ -1,7 +1,7 @@
 """Visits the values in containers, nested in any way.
 
-Plain containers are lists, tuples, dictionaries and slices. With ``objects``, sets, other mappings and instances of dataclasses are containers too. Objects of
-PyG, such as a batch, are never containers.
+Arguments of operations: lists, tuples, dictionaries and slices. With ``objects``, arguments and outputs of models: lists, tuples, dictionaries, sets, other
+mappings and instances of dataclasses. Objects of PyG, such as a batch, are never containers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def leaves(value: Any, objects: bool = False) -> Iterator[Any]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from leaves(each, objects)
-    elif isinstance(value, slice):
+    elif isinstance(value, slice) and not objects:
         yield from (value.start, value.stop, value.step)
     elif objects and not isinstance(value, Tensor):
         yield from _leaves_of_object(value)
@@ -71,7 +71,7 @@ def mapped(value: Any, function: Callable[[Any], Any], as_tuples: tuple[type, ..
         return tuple(items) if isinstance(value, as_tuples) else type(value)(items)
     if isinstance(value, dict) and (not objects or type(value) is dict):
         return {name: of(each) for name, each in value.items()}
-    if isinstance(value, slice):
+    if isinstance(value, slice) and not objects:
         return slice(*map(function, (value.start, value.stop, value.step)))
     if objects and isinstance(value, MutableMapping):
         copied: Any = copy.copy(value)

@@ -46,6 +46,9 @@ class Picture:
         )
 
     def save(self, path: Path) -> None:
+        path.write_text(self.svg())
+
+    def svg(self) -> str:
         def rules(dark: int) -> str:
             colors = ((name, pair[dark]) for name, pair in COLORS.items())
             return "".join(f".fill-{name}{{fill:{color}}}.line-{name}{{stroke:{color}}}" for name, color in colors)
@@ -59,5 +62,4 @@ class Picture:
             '<defs><marker id="arrow" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
             '<path d="M0,0 L6,3 L0,6 z" class="fill-pale"/></marker></defs>'
         )
-        shapes = "\n".join([head, f"<style>{style}</style>", arrow, *self.shapes, "</svg>"])
-        path.write_text(shapes + "\n")
+        return "\n".join([head, f"<style>{style}</style>", arrow, *self.shapes, "</svg>", ""])

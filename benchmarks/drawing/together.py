@@ -42,31 +42,25 @@ def cells_of(result: Row) -> Cells:
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-def _by_strategy(
-    result: Row,
-    shown: Callable[[Row], str],
-    best: str | None = None,
-    more: dict[str, Callable[[Row], str]] | None = None,
-) -> str:
+def _by_strategy(result: Row, shown: Callable[[Row], str], best: str) -> str:
     """Draws a line for each cell and a column for each strategy.
 
     Args:
         shown: text of one strategy in one cell.
         best: name of the figure whose lowest value in a line is bold.
-        more: heading -> text of further columns, which all strategies of a cell share.
     """
-    cells, more = cells_of(result), more or {}
+    cells = cells_of(result)
     names = [name for name in _SHOWN if any(name in found for found in cells.values())]
     lines = []
     for cell, found in cells.items():
-        lowest = min(row[best] for row in found.values()) if best else None
+        lowest = min(row[best] for row in found.values())
         line = [cell]
         for name in names:
             text = shown(found[name]) if name in found else "–"
-            is_best = best is not None and name in found and found[name][best] == lowest
+            is_best = name in found and found[name][best] == lowest
             line.append(f"**{text}**" if is_best else text)
-        lines.append(line + [text_of(next(iter(found.values()))) for text_of in more.values()])
-    header = ["graph, hosts × ranks, layers", *(_SHOWN[name] for name in names), *more]
+        lines.append(line)
+    header = ["graph, hosts × ranks, layers", *(_SHOWN[name] for name in names)]
     return joined(table(header, lines), source(result))
 
 

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges, mark
+from salientpp.containers import mapped
 from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.model import DistributedModel
@@ -181,4 +182,4 @@ def _with_row(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {name: _with_row(each) for name, each in value.items()}
-    return type(value)(map(_with_row, value)) if isinstance(value, (list, tuple)) else value
+    return mapped(value, _with_row) if isinstance(value, (list, tuple)) else value

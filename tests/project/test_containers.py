@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from salientpp.containers import found, leaves, mapped, tensors_of
+from salientpp.fullgraph.outputs import mapped_output
 
 Pair = namedtuple("Pair", "first second")
 
@@ -32,7 +33,6 @@ PLAIN = {
     "named tuple": Pair,
     "dict": lambda a, b: {"a": a, "b": b},
     "nested": lambda a, b: {"x": [(a,), Pair([b], None)]},
-    "slice": lambda a, b: slice(a, b),
 }
 OBJECTS = {
     "ordered dict": lambda a, b: OrderedDict(a=a, b=b),
@@ -54,6 +54,13 @@ def is_copied(make: Any, objects: bool) -> None:
 @pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
 def test_leaves_come_in_order_and_a_copy_has_them_in_their_places(make, objects):
     is_copied(make, objects)
+
+
+def test_slices_are_containers_in_arguments_and_unknown_in_outputs_of_models():
+    is_copied(lambda a, b: [slice(a, b)], False)
+    assert list(leaves([slice(1, 2)], True)) == [slice(1, 2)]
+    with pytest.raises(TypeError, match="the model must return tensors, .* got a slice"):
+        mapped_output([torch.zeros(1), slice(1, 2)], torch.neg)
 
 
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)

@@ -15,7 +15,7 @@ import torch
 import torch._dynamo.config
 from torch import Tensor
 
-from salientpp.containers import found
+from salientpp.containers import found, mapped
 
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
@@ -278,7 +278,4 @@ def _mark_all(out: Any, name: str, marked: list[Marked]) -> Any:
             raise _refuse(name, first.role, "and its result does not have one row for each input row")
         reshaped = first.role == EDGE_WEIGHTS and first.is_given and name in (*_VIEWS, "squeeze", "unsqueeze")
         return mark(out, first.delivered, first.role, level, given=reshaped)
-    if isinstance(out, (list, tuple)):
-        values = [_mark_all(each, name, marked) for each in out]
-        return type(out)(values) if not hasattr(out, "_fields") else type(out)(*values)
-    return out
+    return mapped(out, lambda each: _mark_all(each, name, marked)) if isinstance(out, (list, tuple)) else out
