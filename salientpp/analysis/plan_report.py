@@ -12,6 +12,7 @@ from rich.table import Table
 
 from salientpp.analysis.plan_result import ALIKE, Planned, Prediction
 from salientpp.analysis.report import check_matplotlib
+from salientpp.analysis.result import words_of_rows
 from salientpp.analysis.tables import simple_table
 from salientpp.display import format_bytes
 from salientpp.ways.planner.choices import Choice
@@ -26,14 +27,9 @@ _CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
 
 def shown(planned: Planned) -> list[RenderableType]:
     """Returns everything that is printed of a plan."""
-    widths = ", ".join(
-        f"{width:,} bytes per row{f' of {type_}' if type_ else ''}"
-        for type_, width in planned.row_bytes.items()
-        if width
-    )
     lines: list[RenderableType] = [
-        f"{sum(planned.num_vertices.values()):,} vertices, {planned.num_edges:,} edges, {widths}; num_neighbors {list(planned.num_neighbors)}, "
-        f"batch size {planned.batch_size:,}, seeds {planned.seeds}"
+        f"{sum(planned.num_vertices.values()):,} vertices, {planned.num_edges:,} edges, {words_of_rows(planned.row_bytes)}; "
+        f"num_neighbors {list(planned.num_neighbors)}, batch size {planned.batch_size:,}, seeds {planned.seeds}"
     ]
     best = planned.recommended
     lines.append(_table_of_hosts(planned))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -184,6 +184,13 @@ class Analysis:
             line |= (line.pop("ahead") or {}) | (line.pop("summed") or {})
             writer.writerow({**line, "num_neighbors": " ".join(map(str, volume.num_neighbors))})
         return out.getvalue()
+
+
+def words_of_rows(row_bytes: Mapping[str, int]) -> str:
+    """Says how wide rows are, for each vertex type that has features; empty without features."""
+    return ", ".join(
+        f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in row_bytes.items() if width
+    )
 
 
 def word_of_type(type_: Any) -> str:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from salientpp.analysis.caches import CACHE
-from salientpp.analysis.result import Analysis, Volume
+from salientpp.analysis.result import Analysis, Volume, words_of_rows
 from salientpp.display import format_bytes
 from salientpp.ways.planner.choices import index_bytes_of
 
@@ -34,12 +34,7 @@ def verdict(analysis: Analysis) -> list[str]:
         label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""
         caches = static_caches(analysis, numbers)
         lines += [f"{label}{line}" for line in (_savings(analysis, caches), _traffic(analysis, caches)) if line]
-    widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
-    words = "no features"
-    if analysis.has_features:
-        words = ", ".join(
-            f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items()
-        )
+    words = words_of_rows(analysis.row_bytes) or "no features"
     sent = f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else ""
     graph = f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges"
     lines.append(f"{graph}, edge cut {analysis.edge_cut_fraction:.1%}, {words}{sent}")

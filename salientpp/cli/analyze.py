@@ -22,6 +22,7 @@ from salientpp.cli.shared_arguments import (
     numbers_of,
     values_of,
 )
+from salientpp.store.directory.kinds import has_manifest
 from salientpp.vip.names import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Check all arguments before the minutes of work.
         _check_files(arguments)
         method = method_of(arguments.method, arguments.dataset)
-        is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+        is_directory = has_manifest(arguments.dataset)
         if arguments.parts is None and not is_directory:
             raise ValueError(f"--parts is required, because {arguments.dataset} is not a dataset directory")
         batches, ways = _batches(arguments, is_directory), _ways(arguments)
@@ -207,21 +208,26 @@ def run(arguments: argparse.Namespace) -> int:
             _files(arguments),
             contents,
             arguments.written,
-            lambda: report.shown(analysis, arguments.details, _HINT, _plan_command(arguments, analysis, is_directory)),
+            lambda: report.shown(
+                analysis, arguments.details, _HINT, _plan_command(arguments, analysis, is_directory, method is None)
+            ),
         )
         return 0
 
 
-def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_directory: bool) -> str:
-    """Returns a `salientpp plan` for the same graph and batches, with the advised memory; empty if `plan` knows no such batches."""
+def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_directory: bool, is_assigned: bool) -> str:
+    """Returns a `salientpp plan` for the same graph and batches, with the advised memory; empty if `plan` knows no such batches or parts.
+
+    ``is_assigned``: the dataset says which part each vertex belongs to.
+    """
     from salientpp.analysis.verdict import advised_memory, static_caches
-    from salientpp.datasets.load import is_partition
     from salientpp.partitioning.options import METHODS
 
-    if arguments.send_as or _given(arguments, WAYS_TO_DRAW):
+    if arguments.send_as or _given(arguments, (*WAYS_TO_DRAW, "shared_draws", "draw_block")):
+        return ""
+    if not is_directory and _given(arguments, ("ranks_per_part", "parts_per_rank")):  # then `plan` makes other parts
         return ""
     words = ["salientpp", "plan", arguments.dataset, "--machines", "10GbE"]
-    is_assigned = is_partition(arguments.dataset) and arguments.method in (None, "given")
     method = "auto" if is_assigned else arguments.method
     hosts = len(analysis.ranks_by_host)
     if not is_directory:
@@ -239,6 +245,8 @@ def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_director
     words += ["--seed", str(arguments.seed)] if arguments.seed else []
     if not is_directory:
         words += ["--method", method] if method is not None else []
+        words += ["--edge-weights", arguments.edge_weights] if arguments.edge_weights != "vip" else []
+        words += [] if arguments.refine is None else ["--refine" if arguments.refine else "--no-refine"]
         words += ["--data", str(arguments.data)] if arguments.data != Path("data") else []
     return shlex.join(words)
 

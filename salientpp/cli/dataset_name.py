@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from salientpp.store.directory.kinds import has_manifest, is_converted
 from salientpp.suggestions import did_you_mean
 
 #: Kinds of datasets that commands load; :mod:`salientpp.datasets.load` has the same.
@@ -53,7 +54,7 @@ def dataset_of(text: str) -> str:
 
 def _check(text: str) -> None:
     kind, _, rest = text.partition(":")
-    is_directory = (Path(text) / "manifest.json").is_file()
+    is_directory = has_manifest(text)
     if is_directory and ":" in text:  # a dataset directory of this name
         return
     if kind in KINDS or kind.startswith("ogbn-"):
@@ -61,15 +62,14 @@ def _check(text: str) -> None:
         if kind in ("npz", "pyg", "converted") and rest and not Path(path).exists():
             raise WrongName(f"{path}: no such {'directory' if kind == 'converted' else 'file'}", text)
         return
-    from salientpp.datasets.converted.directory import is_converted
-    from salientpp.datasets.load import to_convert, undirected_hint
-
-    if is_converted(Path(text)):
+    if is_converted(text):
         raise WrongName(
             f"{text} is a converted graph; put converted: before its name; write", text, f"converted:{text}"
         )
     if is_directory:
         return
+    from salientpp.datasets.load import to_convert, undirected_hint
+
     try:
         source = to_convert(text)
     except FileNotFoundError as error:

@@ -37,7 +37,8 @@ def _directory_of(text: str) -> Path:
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.description import as_json, describe, describe_converted
     from salientpp.cli.progress import shown_progress
-    from salientpp.datasets.converted.directory import is_converted, load_converted, read_converted
+    from salientpp.datasets.converted.directory import load_converted, read_converted
+    from salientpp.store.directory.kinds import is_converted
     from salientpp.store.directory.load import load
 
     files, shown = json_of(arguments), list[Any]()

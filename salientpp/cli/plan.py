@@ -23,6 +23,7 @@ from salientpp.cli.shared_arguments import (
     values_of,
     whole_numbers_of,
 )
+from salientpp.store.directory.kinds import has_manifest
 
 if TYPE_CHECKING:
     from salientpp.analysis.batches import Batches
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check_files(arguments)
         machines, question = _machines(arguments), _question(arguments)
         question.check(machines)
-        is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+        is_directory = has_manifest(arguments.dataset)
         method: Any = "auto"
         if not is_directory:
             method = method_of(arguments.method, arguments.dataset)

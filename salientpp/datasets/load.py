@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import check_data
-from salientpp.datasets.converted.directory import is_converted, load_converted
+from salientpp.datasets.converted.directory import load_converted
 from salientpp.datasets.converted.layouts import LAYOUTS
 from salientpp.datasets.converted.sources import EDGE_FILES
 from salientpp.datasets.generated import synthetic
@@ -24,6 +24,7 @@ from salientpp.datasets.ogb import load_ogb
 from salientpp.datasets.own_objects import load_python, read_pyg
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, with_spec
+from salientpp.store.directory.kinds import is_converted
 from salientpp.suggestions import did_you_mean
 
 #: Kinds of datasets, apart from the names of OGB.
@@ -179,7 +180,7 @@ def _not_accepted(dataset: object) -> str:
         return f'{message}. Did you mean "npz:{dataset}"?'
     if isinstance(dataset, str) and dataset.endswith((".pt", ".pth")) and ":" not in dataset:
         return f'{message}. Did you mean "pyg:{dataset}"?'
-    if isinstance(dataset, str) and is_converted(Path(dataset)):
+    if isinstance(dataset, str) and is_converted(dataset):
         return f'{message}. Did you mean "converted:{dataset}"?'
     if isinstance(dataset, str):
         return message + did_you_mean(

@@ -187,7 +187,7 @@ class Options(Values):
     def check_for_object(self) -> None:
         """Raises ValueError if the data is an object in memory, and an option applies only to partitioned graphs."""
         for name, why in _OF_PARTS.items():
-            if is_given(getattr(self, name)) and getattr(self, name) != OPTIONS[name].default:
+            if self._differs(name):
                 raise ValueError(f"{named(name)} applies only to a partitioned graph, {why}; leave it out")
         if self.cooperate is not None:
             raise ValueError(
@@ -202,11 +202,15 @@ class Options(Values):
     def check_drawing(self, drawing: DrawingMethod) -> None:
         """Raises ValueError if an option does not fit ``drawing``, the method that draws the batches."""
         for name, why in drawing.excludes().items():
-            value = getattr(self, name)
-            if is_given(value) and value != OPTIONS[name].default:
-                kind = type(drawing.sampler)
+            if self._differs(name):
+                kind, label = type(drawing.sampler), OPTIONS[name].label or name
                 words = f"{kind.__module__.split('.')[0]}.{kind.__name__}"
-                raise ValueError(f"{named(name).rstrip('=')}={value!r} excludes a {words}: {why}; leave it out")
+                raise ValueError(f"{label}={getattr(self, name)!r} excludes a {words}: {why}; leave it out")
+
+    def _differs(self, name: str) -> bool:
+        """Returns True if an option has another value than its default."""
+        value = getattr(self, name)
+        return is_given(value) and value != OPTIONS[name].default
 
     def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
         """Returns ``share`` as (rank, number of ranks), or None if it is not given.

@@ -246,7 +246,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
 
 def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
     """Returns the probability that a vertex of each degree, once expanded, draws one given neighbour, float64 [N]."""
-    size = degree.to(torch.float64).clamp_(min=1)
+    size = degree.to(torch.float64, copy=True).clamp_(min=1)
     if fanout <= 0:
         return torch.full_like(size, -fanout)  # 0 or -1: no neighbours or all of them
     return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp_(max=1.0)

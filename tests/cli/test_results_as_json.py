@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -237,3 +239,30 @@ def test_a_job_may_read_a_dataset_that_is_not_here(capsys, folder):
     words = "slurm --parts 2 --time 5 --dataset npz:missing.npz --root parts -- train.py parts"
     code, out, err = run(capsys, *words.split())
     assert code == 0 and "npz:missing.npz" in out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--edge-weights equal --no-refine", "--edge-weights equal --no-refine"),
+        ("--shared-draws batch", None),
+        ("--ranks-per-part 2", None),
+    ],
+)
+def test_a_printed_plan_is_for_the_same_parts_and_batches(capsys, folder, words, text):
+    given = "analyze", "synthetic:num_vertices=300", "--parts", 2, "--predict-only", *words.split()
+    code, out, err = run(capsys, *given)
+    assert code == 0, err
+    assert text in out if text else "  salientpp plan" not in out
+
+
+def test_a_mistake_beside_a_directory_is_told_without_torch(folder):
+    (folder / "d").mkdir()
+    (folder / "d" / "manifest.json").write_text("{}")
+    check = "import sys; from salientpp.cli.dataset_name import dataset_of; dataset_of('d'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_all_endings_of_text_that_convert_reads_are_known(capsys, folder):
+    (folder / "graph.el").write_text("0 1\n1 2\n")
+    assert "convert edges:graph.el graph" in mistake(capsys, "analyze", "graph.el")

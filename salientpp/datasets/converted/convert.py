@@ -18,13 +18,14 @@ from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
-from salientpp.datasets.converted.directory import FORMAT, manifest_text
+from salientpp.datasets.converted.directory import manifest_text
 from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
-from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, RUNS, Journal, alone
+from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
+from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
 
@@ -152,7 +153,7 @@ def write_converted(
             f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose another directory')}",
         ) from None
     with alone(root):
-        complete = (root / MANIFEST).is_file()
+        complete = has_manifest(root)
         if complete and not overwrite:
             raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
         replaced = _replaced(root) if complete else None
@@ -169,7 +170,7 @@ def _replaced(root: Path) -> set[str]:
     Raises:
         ValueError: ``root`` is not a converted graph, or also holds files that no conversion wrote.
     """
-    listed = listed_files(root / MANIFEST, FORMAT)
+    listed = listed_files(root / MANIFEST, CONVERTED)
     if listed is None:
         raise ValueError(f"{root} exists and is not a converted graph, so it is not replaced; choose another directory")
     if others := others_in(root, listed | {MANIFEST, JOURNAL}, [HALF_WRITTEN]):

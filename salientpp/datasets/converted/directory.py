@@ -21,10 +21,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype, open_array, verify_file
-from salientpp.store.directory.journal import JOURNAL, MANIFEST
+from salientpp.store.directory.journal import JOURNAL
+from salientpp.store.directory.kinds import CONVERTED, MANIFEST
 from salientpp.store.directory.manifest import manifest_checksum
 
-FORMAT = "salientpp-converted-graph"
 #: Version 2 may have link splits. A graph without them is written as version 1, which earlier releases read.
 VERSIONS = (1, 2)
 
@@ -90,9 +90,9 @@ def read_converted(root: Path) -> dict[str, Any]:
         raise cannot_be_read(path, error, _AGAIN) from None
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); copy it again, or {_AGAIN}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != CONVERTED:
         raise DatasetError(
-            f"{path} does not describe a converted graph: expected format {FORMAT!r}; for a dataset directory see salientpp.load"
+            f"{path} does not describe a converted graph: expected format {CONVERTED!r}; for a dataset directory see salientpp.load"
         )
     if manifest.get("version") not in VERSIONS:
         raise DatasetError(
@@ -139,17 +139,8 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             raise ValueError(f"{name} has {entry['dtype']} {entry['shape']}, expected {rows} rows of {dtype}")
 
 
-def is_converted(root: Path) -> bool:
-    """True if the manifest of a directory says that it is a converted graph."""
-    try:
-        manifest = json.loads((root / MANIFEST).read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
-
-
 def manifest_text(body: dict[str, Any]) -> str:
     """Returns the text of the manifest's file, with format, version and checksum."""
-    manifest = {"format": FORMAT, "version": VERSIONS["link_splits" in body], **body}
+    manifest = {"format": CONVERTED, "version": VERSIONS["link_splits" in body], **body}
     manifest["checksum"] = manifest_checksum(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True)

@@ -14,7 +14,8 @@ from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
 from salientpp.datasets.converted.pieces import EdgeSource, Rows
 from salientpp.datasets.converted.text import text_edges, text_rows
 
-_TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
+#: Endings of files with text.
+TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
 
 def find_files(name: str, pattern: str) -> list[Path]:
@@ -37,11 +38,11 @@ def by_numbers(path: str) -> list[tuple[int, str]]:
 
 def kind_of(path: Path) -> str:
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if suffix in _TEXT:
+    if suffix in TEXT:
         return "text"
     if path.suffix in (".npy", ".parquet"):
         return path.suffix[1:]
-    raise ValueError(f"the name of {path} must end in {', '.join(_TEXT)} (also with .gz), .npy or .parquet")
+    raise ValueError(f"the name of {path} must end in {', '.join(TEXT)} (also with .gz), .npy or .parquet")
 
 
 def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:

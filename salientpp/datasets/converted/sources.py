@@ -23,7 +23,7 @@ from salientpp.datasets.converted.column_names import Ends
 from salientpp.datasets.converted.folders import open_folder
 from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import LAYOUTS
-from salientpp.datasets.converted.named_files import edges_of, find_files, kind_of, rows_of
+from salientpp.datasets.converted.named_files import TEXT, edges_of, find_files, kind_of, rows_of
 from salientpp.datasets.converted.ogb_files import open_ogb
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
@@ -35,7 +35,7 @@ from salientpp.store.directory.attributes import edge_stores, node_stores
 from salientpp.suggestions import did_you_mean
 
 #: Endings of files that may hold edges.
-EDGE_FILES = (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet")
+EDGE_FILES = (*TEXT, ".gz", ".npy", ".parquet")
 
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:

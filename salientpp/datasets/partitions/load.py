@@ -16,6 +16,7 @@ from salientpp.datasets.arrays import SPLITS, check_features, form
 from salientpp.datasets.partitions import glt, pyg
 from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, PartRows, Type, named, read, tensor
 from salientpp.ids import first_outside, read_ids
+from salientpp.store.directory.kinds import MANIFEST
 from salientpp.suggestions import did_you_mean
 
 #: Maps the name of a format on the command line to the file that identifies it.
@@ -101,7 +102,7 @@ def _recognised(root: Path) -> Files:
     there = sorted(path.name for path in root.iterdir())
     advice = (
         "it is a dataset directory; open it with salientpp.load"
-        if "manifest.json" in there
+        if MANIFEST in there
         else "that file is written last: give the partitioner's output directory, or partition again"
     )
     raise ValueError(

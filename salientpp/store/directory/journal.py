@@ -19,9 +19,10 @@ from typing import Any
 
 from salientpp.files import replace_file, what_to_do
 from salientpp.store.directory.files import DatasetError, describe_file, verify_file
+from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.owned import half_written, remove_files
 
-JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
+JOURNAL, WORK = "journal.jsonl", "work"
 
 #: Suffix of files with edges that are not sorted yet.
 RUNS = ".runs"

@@ -25,7 +25,7 @@ from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
-from salientpp.store.directory.journal import MANIFEST
+from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
 from salientpp.store.directory.owned import hidden_name, others_in, remove_files
 from salientpp.suggestions import suggest_arguments

@@ -29,6 +29,7 @@ from salientpp.store.directory.description import (
     stored_dtype,
 )
 from salientpp.store.directory.files import DatasetError, cannot_be_read
+from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.owned import hidden_name
 from salientpp.store.frames import Frame, TablePiece
 from salientpp.store.narrow import Narrow
@@ -230,18 +231,13 @@ _TYPES: Mapping[int, tuple[Schema, Schema]] = {
 }
 
 
-def _without_parts(root: str | Path) -> str:
-    """Returns the error's text for a converted graph where a dataset directory is needed."""
-    return f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
-
-
 def read_manifest(root: Path) -> dict[str, Any]:
-    path = root / "manifest.json"
+    path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         kind, _, named = str(root).partition(":")
-        if kind == "converted" and (Path(named) / "manifest.json").is_file():
+        if kind == "converted" and has_manifest(named):
             read_manifest(Path(named))  # refuses a converted graph
         aside = sorted(root.parent.glob(f"{glob.escape(hidden_name(root.name, 'replaced-'))}*"))
         raise DatasetError(
@@ -252,8 +248,10 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise cannot_be_read(path, error) from None
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
-    if isinstance(manifest, dict) and manifest.get("format") == "salientpp-converted-graph":
-        raise DatasetError(_without_parts(root))
+    if isinstance(manifest, dict) and manifest.get("format") == CONVERTED:
+        raise DatasetError(
+            f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
+        )
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
     if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:

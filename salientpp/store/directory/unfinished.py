@@ -15,7 +15,8 @@ from typing import Any
 
 from salientpp.files import where_to_write
 from salientpp.store.directory.description import FORMAT
-from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, Journal, alone, discard, has_steps
+from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, Journal, alone, discard, has_steps
+from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.manifest import PARTS_FILE, manifest_checksum
 from salientpp.store.directory.owned import hidden_name, listed_files, others_in, remove_files
 from salientpp.store.directory.stored_vip import KEPT
