@@ -41,8 +41,8 @@ def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None
     """Writes ``out[i]`` = row ``index[i]`` of the concatenated tensors, on the device's current stream.
 
     Args:
-        tensors: at most five, contiguous [s, ...], with the dtype and row shape of ``out``. They lie on its device, or in pinned host memory (pinned
-            memory needs Triton). Their addresses are multiples of the largest power of two, up to 8, that divides the bytes of a row.
+        tensors: at most five, contiguous [s, ...], with the dtype and row shape of ``out``, on its device or in pinned
+            memory (needs Triton). Addresses are multiples of the largest power of two <= 8 that divides a row's bytes.
         index: int32 or int64 [n] on the device, in [0, sum of s). The range is not checked: a check would make the host wait.
         out: contiguous [n, ...].
     """
@@ -103,7 +103,7 @@ def run_decoding_kernel(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor
 
 
 def _five(tensors: Sequence[Tensor], nothing: Tensor) -> list[Tensor]:
-    """Adds empty tensors, because the kernels take exactly five tensors."""
+    """Returns exactly five tensors, as the kernels need: the given ones, then the empty tensor ``nothing``."""
     if len(tensors) > NUM_TENSORS:
         raise ValueError(
             f"the rows of a batch may lie in at most {NUM_TENSORS} tensors, got {len(tensors)}; keep fewer tiers on the device"
@@ -112,7 +112,7 @@ def _five(tensors: Sequence[Tensor], nothing: Tensor) -> list[Tensor]:
 
 
 def _words_of(tensors: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Views the same memory as integers [rows, words per row], so that rows of every dtype can be moved. Rows of ``out`` must not be empty."""
+    """Views ``tensors`` and ``out`` as integers [rows, words per row], so that the kernel can ignore their dtype."""
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
 

@@ -27,7 +27,7 @@ _KEPT = 16
 
 
 class _Lease(np.ndarray):
-    """The memory of one output. torch keeps it alive as long as any tensor shares the memory."""
+    """Memory of one output. torch deletes it once no tensor shares the memory. Its buffer then returns to the pool."""
 
 
 class BufferPool:

@@ -53,7 +53,7 @@ class FeatureCache:
         return dataclasses.replace(self, rows={name: pinned(rows) for name, rows in self.rows.items()})
 
     def tiers(self, zero_copy: bool) -> Sequence[Tier]:
-        """Returns the cache's tiers: the device copies, then the rows on the host. With ``zero_copy`` the device reads both."""
+        """Returns the device copies and the host rows as tiers. ``zero_copy``: the device reads host rows in place."""
         found = []
         if len(self.device_members):
             found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "device"))
@@ -66,7 +66,7 @@ class FeatureCache:
 
     @property
     def by_type(self) -> Mapping[str | None, FeatureCache]:
-        """Maps None, the only vertex type of a homogeneous graph, to this cache."""
+        """Returns ``{None: self}``, the form of a typed cache. None is the only vertex type of a homogeneous graph."""
         return {None: self}
 
     @property

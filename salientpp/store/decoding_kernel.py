@@ -38,7 +38,7 @@ def _round_to_bfloat16(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _repeat(x, times: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Repeats each column of x [R, C]: [R, C * times]."""
+    """Returns x [R, C] as [R, C * times]: each column is followed by its copies."""
     repeated = tl.broadcast_to(x[:, :, None], [x.shape[0], x.shape[1], times])
     return tl.reshape(repeated, [x.shape[0], x.shape[1] * times])
 

@@ -6,9 +6,9 @@ Ranks exchange three things for a batch, for any number of vertex types and attr
 * **ids**: the ids of these rows;
 * **rows**: the rows themselves.
 
-One function starts each exchange and another finishes it, so that the pipeline can work in between. Counts and ids are letters: those of all batches
-of a tick of the pipeline leave together, in one message (:mod:`salientpp.ranks.mail`). Rows are a message of their own, because they may travel between
-devices.
+One function starts each exchange and another finishes it, so that the pipeline can work in between. In one tick of the
+pipeline, the counts and ids of all batches leave together, in one message (:mod:`salientpp.ranks.mail`). Rows are a
+message of their own, because they may travel between devices.
 
 The counts carry one more number: whether the sender has left the epoch. A rank that has fewer batches, or that left its loop early, goes on
 answering the others and requests nothing itself. All ranks stop together once all have left. So no rank waits for a rank that has finished.
@@ -44,7 +44,7 @@ _MOST_FILL_BYTES, _LEAST_FILL_BYTES, _FILL_CHUNKS = 64 * 2**20, 2**20, 16
 
 
 def _fill_chunk_bytes(num_bytes: int) -> int:
-    """Returns the approximate bytes per request while a cache of ``num_bytes`` is filled: few, so that filling needs little memory beside the cache."""
+    """Returns the bytes to fetch at a time for a cache of ``num_bytes``: few, so that fetching takes little memory."""
     return min(_MOST_FILL_BYTES, max(_LEAST_FILL_BYTES, num_bytes // _FILL_CHUNKS))
 
 
@@ -53,7 +53,7 @@ class Message:
     """A kind of request for something other than rows, between the ranks of a graph with one vertex type.
 
     Attributes:
-        name: name of the kind. It stands where a vertex type's name stands, so no type may have it.
+        name: name of the kind. It is used as if it were a vertex type's name, so no vertex type may have it.
         has_ids: True if the request holds global ids of vertices that the asked part owns. False if it holds words: other
             integers, which arrive as they were sent.
     """
@@ -64,7 +64,7 @@ class Message:
 
 @dataclass
 class Traffic:
-    """Traffic between this rank and the others: bytes of all kinds, and feature rows.
+    """Counters of what this rank exchanged with other ranks: messages, bytes of all kinds, and bytes of feature rows.
 
     ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
     vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from another rank's neighbour lists, and the
@@ -88,9 +88,9 @@ class PendingCounts:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Counts of a batch: rows wanted from each rank, rows asked for by each rank, and whether every rank has left the epoch.
+    """Counts of a batch: rows that this rank wants from each rank, and rows that each rank asks it for (``asked``).
 
-    The lists are by rank, then by vertex type.
+    Lists are by rank, then by vertex type. ``all_left`` is True if no rank has more batches in this epoch.
     """
 
     wanted: list[list[int]]
@@ -100,7 +100,7 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class PendingRows:
-    """Rows that are on their way. A single column travels as it is; several columns travel as bytes, by rank and then by column.
+    """Rows that other ranks are sending to this one. Several columns travel as bytes, by rank and then by column.
 
     Attributes:
         like: for each column, an empty tensor with its dtype and row shape.
@@ -112,7 +112,7 @@ class PendingRows:
     sizes: list[list[int]]
 
     def wait(self) -> dict[Column, Tensor]:
-        """Waits, and returns the wanted rows of each column, in the order of the ranks that sent them."""
+        """Waits for the rows. Returns those of each column, in the order of the ranks that sent them."""
         if self.pending is None:
             return {}
         arrived = self.pending.wait()
@@ -168,11 +168,11 @@ class Exchange:
         self.wire_dtype = torch.int32 if narrow else torch.int64
 
     def part_of(self, type_: str | None) -> int:
-        """Returns the number of the part whose rows of this type the rank has: its own part, or 0 for a replicated type."""
+        """Returns the part whose rows of this type are here: the rank's own part, or 0 for a replicated type."""
         return self.part_id if type_ in self.types else 0
 
     def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Letter:
-        """Posts a tensor on the host to the other ranks, see :meth:`Mail.post`. A message of a rank to itself does not count as traffic."""
+        """Posts a CPU tensor (:meth:`Mail.post`), and counts its bytes, except those from this rank to itself."""
         letter = self.mail.post(tensor, send_counts, recv_counts)
         to_itself = send_counts[self.comm.rank] * row_bytes(tensor)
         self.traffic.bytes_sent += tensor.nbytes - to_itself
@@ -183,7 +183,7 @@ class Exchange:
         self.traffic, self.mail.messages = Traffic(), 0
 
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
-        """Posts how many rows this rank wants from every rank.
+        """Tells every rank how many of its rows this rank wants.
 
         Args:
             remote_counts: by vertex type int64 [K], number of rows wanted from each part. Types may be missing.
@@ -198,12 +198,12 @@ class Exchange:
         return PendingCounts(wanted, self.post(message, ones, ones))
 
     def read_counts(self, counts: PendingCounts) -> Counts:
-        """Waits for the counts of the other ranks, and returns all counts."""
+        """Waits for the other ranks' counts. Returns them together with those that this rank sent."""
         received = counts.letter.wait().tolist()
         return Counts(counts.wanted, [of_rank[:-1] for of_rank in received], all(of_rank[-1] for of_rank in received))
 
     def send_ids(self, counts: Counts, remote_id: Mapping[str | None, Tensor]) -> Letter | None:
-        """Posts the wanted global ids of each type, int64, grouped by owner. None: no rows travel, for example because all parts are on one host."""
+        """Tells every rank which rows this rank wants: by type, int64 global ids, grouped by owner."""
         if not self.types:
             return None
         by_type = [remote_id.get(type_, NO_IDS).to(self.wire_dtype) for type_ in self.types]
@@ -241,7 +241,7 @@ class Exchange:
         return rows
 
     def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor], pool: BufferPool | None = None) -> PendingRows:
-        """Starts to send ``rows``, which other ranks requested. The result will hold the rows of the same columns that this rank wants.
+        """Starts to send ``rows``, which others requested. The result receives this rank's rows of the same columns.
 
         Args:
             pool: provides the memory of the arriving rows. None: the pool of the exchange, which keeps it.
@@ -276,7 +276,7 @@ class Exchange:
         return pending
 
     def fetch_cache(self, type_: str | None, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
-        """Fetches copies of the rows of ``members``, global ids of other parts. Collective, as :meth:`fetch_rows`."""
+        """Returns a cache with the rows of ``members``, ids of other parts. Collective, as :meth:`fetch_rows`."""
         rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
         self.fetch_rows(type_, home, members.ids, rows)
         return FeatureCache(members, rows)
@@ -284,9 +284,9 @@ class Exchange:
     def fetch_rows(
         self, type_: str | None, home: Mapping[str, RowSource], members: Tensor, rows: Mapping[str, Tensor]
     ) -> None:
-        """Writes the rows of ``members``, ascending global ids of other parts, int64, to ``rows`` [len(members), ...], in bounded chunks.
+        """Fetches rows of other parts into ``rows``: attribute name -> [len(members), ...].
 
-        Collective: all ranks call it for the same type. Each passes its own members, and the rows of its own part by attribute.
+        Collective: all ranks call it for one type, each with its ascending int64 ``members`` and its own rows ``home``.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, _fill_chunk_bytes(len(members) * of_all) // max(1, of_all))
@@ -301,7 +301,7 @@ class Exchange:
     def _fetch_chunk(
         self, type_: str | None, home: Mapping[str, RowSource], ids: Tensor, rows: Mapping[str, Tensor], leaving: bool, pool: BufferPool
     ) -> bool:  # fmt: skip
-        """Fetches a chunk of :meth:`fetch_rows`. Returns True if all ranks have fetched their last chunk. Its messages are freed when it returns."""
+        """Fetches a chunk of :meth:`fetch_rows`, and frees its messages. True if it was every rank's last one."""
         book = self._books[self.types.index(type_)]
         wanted = {
             type_: torch.bincount(book.owner(ids), minlength=book.num_parts)
@@ -323,7 +323,7 @@ def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-    """Concatenates several 1-dimensional tensors, each grouped by rank, into one that is grouped by rank. ``counts`` are by rank and tensor."""
+    """Merges 1-dimensional tensors, each grouped by rank, into one grouped by rank. ``counts``: by rank and tensor."""
     split = [piece.split([of_rank[place] for of_rank in counts]) for place, piece in enumerate(pieces)]
     return torch.cat(
         [of_piece[rank] for rank in range(len(counts)) for of_piece in split]

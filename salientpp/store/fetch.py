@@ -34,14 +34,14 @@ KeptRows = tuple[Tensor, Kept]
 
 
 class InPlace:
-    """Method that writes every row to its place in a tensor on the host.
+    """Assembles a batch's rows on the host: writes every row to its place in one tensor.
 
     Args:
         buffers: pool that provides memory for large tensors. None: torch allocates it.
         decodes: True: decode encoded rows. False: leave them encoded, as rows for other ranks are.
 
     Attributes:
-        holds: True if the pipeline should deliver a batch one tick after its last stage.
+        holds: True if the pipeline delivers a batch one tick later, so that the device can finish its work meanwhile.
     """
 
     holds = False
@@ -53,11 +53,11 @@ class InPlace:
         return places
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
-        """Plans how the part's rows ``row``, int64 [a], are assembled for other ranks."""
+        """Plans the rows for other ranks: the part's rows with the numbers ``row``, int64 [a], in order."""
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
-        """Takes the rows of the plan that are on the host. A worker thread calls it."""
+        """Writes the host's rows to their places in a new tensor, with gaps for others. A worker thread calls it."""
         like, narrow = tiers.home.rows[name], self._narrow(tiers, name)
         if narrow is None and plan.position[0] is None and isinstance(like, TensorRows):  # all rows come from home
             slot = plan.slot[0]
@@ -74,7 +74,7 @@ class InPlace:
     def put_together(
         self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
-        """Completes the taken rows with the rows that arrived from other ranks, and with rows kept from earlier batches."""
+        """Fills the gaps in ``taken`` with rows that arrived from other ranks, and with rows of a changing cache."""
         narrow = self._narrow(tiers, name)
         if kept is not None:
             _put(narrow, kept[0], kept[1].slot, taken, kept[1].position)
@@ -97,12 +97,12 @@ class InPlace:
         pass
 
     def bytes_under_way(self, num_batches: int) -> int:
-        """Returns the maximum bytes of all batches in flight: here, the bytes that the pool has allocated."""
+        """Returns an upper bound of the bytes that the rows of batches in flight take: the bytes of the pool."""
         return 0 if self.buffers is None else self.buffers.bytes_allocated
 
 
 def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
-    """Copies ``out[out_index] = rows[index]``, and decodes the rows if they are ``narrow``."""
+    """Copies ``out[out_index] = rows[index]``, and decodes the rows if they have the encoding ``narrow``."""
     if narrow is not None:
         narrow.put(TensorRows(rows) if isinstance(rows, Tensor) else rows, index, out, out_index)
     elif isinstance(rows, Tensor):
@@ -112,7 +112,7 @@ def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Te
 
 
 def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
-    """Writes admitted rows to the cache's ``slots``. ``arrived`` [fetched, ...], on the host or on a device, holds the batch's fetched rows."""
+    """Writes the rows that a changing cache admits to its ``slots``. ``arrived`` [fetched, ...]: all fetched rows."""
     row = kept.admitted_row
     if not row.numel():
         return
@@ -123,11 +123,11 @@ def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """Plan by which a device puts the rows of a batch in their places.
+    """Tells a device how to assemble the rows of a batch from several tensors.
 
     Attributes:
-        index: int32 or int64 [n], for every position of the batch the number of its row. The numbers count the rows of the tiers ``on_device`` first,
-            then the packed, the arrived and the kept rows. None: the batch is the packed rows, in order.
+        index: int32 or int64 [n]: the row of every position of the batch. Rows are numbered over the tiers
+            ``on_device``, then the packed, arrived and kept rows. None: the batch is the packed rows, in order.
         packed: one int64 vector per tier, the slots of the rows that the worker packs.
     """
 
@@ -141,12 +141,12 @@ class Recipe:
 
 
 class Packed:
-    """Method that assembles rows on ``device``, and decodes them there unless they are for other ranks.
+    """Assembles a batch's rows on ``device``. The host packs only the rows that the device lacks.
 
     Args:
         device: device of the assembled rows.
         decodes: True: decode encoded rows. False: leave them encoded.
-        dtype: dtype of the delivered ``x``. Rows are assembled in this dtype if it takes no further pass over them, otherwise as stored. None: as stored.
+        dtype: dtype in which ``x`` is assembled, if that takes no further pass over the rows. None: as stored.
     """
 
     holds = True
@@ -211,7 +211,7 @@ class Packed:
     def _tensors(
         self, tiers: Tiers, name: str, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None
     ) -> list[Tensor]:
-        """Returns the tensors that hold the rows of an attribute, in the order of a plan's ``index``."""
+        """Returns the tensors that hold an attribute's rows, in the order of :attr:`Recipe.index`."""
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
         for rows in tensors:
             hold_for_stream(rows, self._device)
@@ -229,18 +229,18 @@ class Packed:
         return batch.apply(lambda value: pinned(value) if _is_plain(value) else value)
 
     def to_device(self, value: Any) -> Any:
-        """Copies an object that has ``to``, or a dictionary of such objects, to the device. The host does not wait for copies from pinned memory."""
+        """Copies a tensor, an object with ``to``, or a dictionary of them to the device, without waiting for it."""
         if isinstance(value, Mapping):
             return {name: self.to_device(item) for name, item in value.items()}
         return None if value is None else value.to(self._device, non_blocking=True)
 
     def measure(self, parts: Iterable[Tensor]) -> None:
-        """Records the bytes that a batch and its inputs take on the device."""
+        """Records the bytes that a batch and its inputs (``parts``) take on the device, for :meth:`bytes_under_way`."""
         on_device = {id(part): part.nbytes for part in parts if part.device == self._device}
         self._largest = max(self._largest, sum(on_device.values()))
 
     def bytes_under_way(self, num_batches: int) -> int:
-        """Returns the maximum bytes that this number of batches takes on the device."""
+        """Returns the device memory of this number of batches, in bytes, if each is as large as the largest so far."""
         return num_batches * self._largest
 
 
@@ -250,7 +250,7 @@ def _is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """Rows that the worker has taken from the host's tiers.
+    """Rows that a worker thread has taken from the host's memory, for this rank's batch and for other ranks.
 
     Attributes:
         own: by column, rows for this rank's batch, as :class:`InPlace` or :class:`Packed` takes them.
@@ -271,7 +271,7 @@ def places_of(
     n_id: Mapping[str | None, Tensor],
     repeats: bool = False,
 ) -> dict[str | None, Places]:
-    """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, gets empty places.
+    """Finds the tier or owner of each needed row, by vertex type. A type without columns or ids gets empty places.
 
     Args:
         repeats: True if ``n_id`` may hold a vertex several times. Its row is then fetched once.
@@ -288,7 +288,7 @@ def places_of(
 
 @dataclass
 class Fetch:
-    """Brings the rows of the batches of one engine, from this host and other ranks.
+    """Gets the rows of an engine's batches, from this host's memory and from other ranks.
 
     Attributes:
         tiers: by vertex type, the tiers of this rank.
@@ -314,28 +314,28 @@ class Fetch:
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns the part's rows of a column, decoded as batches get them."""
+        """Returns a source of the part's rows of a column, with the values that batches get."""
         tiers, name = self.tiers[column[0]], column[1]
         rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
         return rows if narrow is None else NarrowRows(rows, narrow)
 
     @property
     def is_local(self) -> bool:
-        """True if batches are assembled on the host from rows that are all in this process."""
+        """True if batches are assembled on the host, and this rank is the only one, so that it has all rows."""
         return self.exchange.comm.size == 1 and isinstance(self.own, InPlace)
 
     @property
     def has_copies(self) -> bool:
-        """True if a device also holds rows of this part. Such copies may be older than the rows they were copied from."""
+        """True if a device holds copies of the part's rows. A later change of these rows does not change the copies."""
         return any(tiers.near or tiers.home.on_device for tiers in self.tiers.values())
 
     def placeholder(self, column: Column, num_rows: int) -> Tensor:
-        """Returns a tensor with the shape and dtype that the rows will have, for code that only inspects them. It takes no memory."""
+        """Returns a tensor of ``num_rows`` rows, without memory for them, for code that reads only shape and dtype."""
         like = self.rows_of(column)
         return torch.empty((), dtype=like.dtype, device="cpu").expand(num_rows, *like.shape[1:])
 
     def seed_rows(self, n_id: Mapping[str | None, Tensor], num_seeds: int) -> dict[Column, Tensor]:
-        """Returns the rows that only seeds get. Seeds are the first ``num_seeds`` of their type's ``n_id``, global ids of this part."""
+        """Returns the rows of ``seed_columns`` for the seeds: the first ``num_seeds`` of their type's ``n_id``."""
         found = {}
         for type_, name in self.seed_columns:
             begin, _ = self.tiers[type_].book.range_of(self.tiers[type_].part_id)
@@ -343,22 +343,22 @@ class Fetch:
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
-        """Returns the place of every needed row, by vertex type. See :func:`places_of`."""
+        """Finds each row that a batch needs: its tier or owner, by vertex type. See :func:`places_of`."""
         return places_of(self.tiers, self.columns, n_id, self.repeats)
 
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
-        """Returns the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and the places of the rows. No row may be remote or on a device."""
+        """Returns the rows of ``columns`` for ``n_id``, int64 [n] per type, and their places. All must be here."""
         places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
     def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Any]:
-        """Plans how the rows at these places are assembled, by vertex type."""
+        """Plans how this rank assembles its batch from the rows at these places, by vertex type."""
         return {type_: self.own.plan(self.tiers[type_], of_type) for type_, of_type in places.items()}
 
     def take(self, plan: Mapping[str | None, Any], asked: Mapping[str | None, Tensor]) -> Taken:
-        """Takes rows from the host. A worker thread calls it.
+        """Takes rows from the host's memory, for this rank's batch and for other ranks. A worker thread calls it.
 
         Args:
             plan: plan of this rank's batch; empty if the rank has no batch.
@@ -381,13 +381,13 @@ class Fetch:
         return Taken(own, served, for_others)
 
     def to_device(self, taken: Taken) -> Taken:
-        """Copies the packed rows to the device where they are assembled."""
+        """Copies the taken rows, and the plan of those for other ranks, to the device that assembles them."""
         return Taken(
             self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan)
         )
 
     def put_served_together(self, taken: Taken) -> Taken:
-        """Completes the rows for the other ranks."""
+        """Assembles the rows for the other ranks, so that they can be sent."""
         served = {
             (type_, name): self.served.put_together(self.tiers[type_], name, taken.plan[type_], rows, None)
             if type_ in taken.plan
@@ -397,7 +397,7 @@ class Fetch:
         return dataclasses.replace(taken, served=served)
 
     def send(self, counts: Counts, taken: Taken) -> PendingRows:
-        """Starts to send the rows that the others asked for. The result will hold the rows that this rank asked for."""
+        """Starts to send the rows that other ranks requested. The result receives the rows that this rank requested."""
         return self.exchange.send_rows(counts, taken.served)
 
     def put_together(
@@ -410,7 +410,7 @@ class Fetch:
         """Waits for the requested rows and completes this rank's batch. Then writes the admitted rows to the changing cache.
 
         Returns:
-            The rows of the batch; and the rows that arrived for it, with the columns from this host that need no plan, such as sums.
+            The rows of the batch; and the rows that arrived for it, with columns that need no plan, such as sums.
         """
         fetched = pending.wait()
         arrived = {column: self.own.to_device(rows) for column, rows in fetched.items()}
@@ -438,7 +438,7 @@ class Fetch:
         return None if places.kept is None else (self.moving[type_][name], places.kept)
 
     def count(self, places: Mapping[str | None, Places]) -> None:
-        """Adds the rows of a delivered batch to ``counts``."""
+        """Adds the numbers of rows that each tier served for a delivered batch to ``counts``."""
         with self.counting:
             for type_, of_type in places.items():
                 for tier, _, slot in self.tiers[type_].groups(of_type):

@@ -32,7 +32,7 @@ _GAP_BYTES = 2**13
 
 
 class _File:
-    """An open file. Copies open it again."""
+    """An open file, which is closed when this object is deleted. A copy of the object opens the file again."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.number = path, _opened(path)
@@ -43,7 +43,7 @@ class _File:
 
 
 def _opened(path: Path) -> int:
-    """Returns a descriptor of the file, without the page cache if the file system permits it."""
+    """Opens a file, and returns its descriptor. Reads bypass the page cache if the file system permits it."""
     with contextlib.suppress(OSError):
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
         # Some file systems open the file, but then cannot read it. The result of a dry run tells.
@@ -61,7 +61,7 @@ def _opened(path: Path) -> int:
 
 
 def _mappable(source: RowSource) -> list[Tensor]:
-    """Returns the arrays of a source if all of them may be mapped from files, else []. If a source has several, empty ones are left out."""
+    """Returns a source's arrays, or [] if they cannot be mapped from files. Empty ones among several are left out."""
     tensors = source.pieces if isinstance(source, JoinedRows) else []
     if isinstance(source, TensorRows):
         tensors = [source.tensor]
@@ -79,11 +79,11 @@ class FilePiece:
 
 
 class FileRows:
-    """Rows in files, one piece after the other.
+    """Rows of one attribute, read from files instead of memory maps, so that they do not fill the page cache.
 
     Attributes:
         row_bytes: bytes of a row.
-        bytes_read: bytes read so far, whole pages.
+        bytes_read: bytes read so far. Files are read in whole pages.
     """
 
     def __init__(self, pieces: Sequence[FilePiece], row_bytes: int) -> None:
@@ -93,7 +93,7 @@ class FileRows:
 
     @classmethod
     def of(cls, sources: Mapping[str, RowSource]) -> dict[str, FileRows]:
-        """Returns the rows of those sources whose arrays are memory-mapped. The process's list of memory maps is read once for all sources."""
+        """Returns the rows of those ``sources`` that are memory-mapped as a whole, to be read from their files."""
         arrays = {name: _mappable(source) for name, source in sources.items()}
         at = iter(files_of([array for of_name in arrays.values() for array in of_name]))
         found = {}

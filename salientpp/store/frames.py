@@ -54,7 +54,7 @@ class TablePiece:
 
     @property
     def lengths(self) -> str:
-        """Name of the column with the lengths of the cells of a ragged piece."""
+        """Name of the second column of a ragged piece: the lengths of its cells."""
         return f"{self.column}.lengths"
 
     @property
@@ -62,7 +62,7 @@ class TablePiece:
         return (self.column, self.lengths) if self.kind == "ragged" else (self.column,)
 
     def of(self, rows: Mapping[str, Tensor]) -> Any:
-        """Makes this tensor of the table from the rows [n, ...] of its columns, on their device."""
+        """Makes this tensor of a batch's table from the rows [n, ...] of its columns, on the device of the rows."""
         values = rows[self.column]
         dtype = getattr(torch, self.dtype)
         if self.kind == "dense":
@@ -136,7 +136,7 @@ class Frame:
 
 
 def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[str, Tensor]]:
-    """Returns the description of a table, and its columns of rows on the CPU.
+    """Divides a table into columns of rows. Returns its description without rows, and the columns, on the CPU.
 
     The columns are named after the attribute ``name``, the semantic type and the key: 'tf.numerical', 'tf.text_tokenized.input_ids', 'tf.y'.
 
@@ -163,21 +163,21 @@ def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[s
 
 
 def tensors_of(table: TensorFrame) -> list[Tensor]:
-    """Returns the tensors that hold the values of a table, without their offsets."""
+    """Returns the tensors with a table's values. Offsets, which say where a cell begins, are left out."""
     return [
         getattr(value, "values", value) if not isinstance(value, Tensor) else value for *_, value in _parts_of(table)
     ]
 
 
 def with_tables(rows: Mapping[str, Any], frames: Mapping[str, Frame], num_rows: int) -> dict[str, Any]:
-    """Returns rows by name, with each table instead of its columns."""
+    """Returns a copy of ``rows`` (by name) in which each table stands in place of its columns."""
     parts = {column for frame in frames.values() for column in frame.columns}
     tables = {name: frame.put_together(rows, num_rows) for name, frame in frames.items()}
     return {**{name: value for name, value in rows.items() if name not in parts}, **tables}
 
 
 def put_tables_together(store: Any, frames: Mapping[str, Frame]) -> None:
-    """Replaces the columns of tables in a storage of a batch by the tables. A table whose columns are missing stays missing.
+    """Makes the tables of a batch from their columns, which it removes. A table whose columns are missing is not made.
 
     Args:
         store: PyG's storage of one type.
@@ -193,7 +193,7 @@ def put_tables_together(store: Any, frames: Mapping[str, Frame]) -> None:
 
 
 def feature_columns(columns: Container[str], frames: Mapping[str, Frame]) -> list[str]:
-    """Returns the columns of a type that batches get for all their vertices unless the user chooses others: ``x``, and the columns of a table ``tf`` or ``x``.
+    """Returns the columns that batches get by default: ``x``, and the columns of a table named ``tf`` or ``x``.
 
     Args:
         columns: names of the type's columns.
@@ -204,7 +204,7 @@ def feature_columns(columns: Container[str], frames: Mapping[str, Frame]) -> lis
 
 
 def features_of(store: Any) -> tuple[dict[str, Frame], dict[str, Tensor]]:
-    """Returns the tables ``x`` and ``tf`` of a PyG storage, and the columns that :func:`feature_columns` names, with their rows."""
+    """Returns the features in a PyG storage: tables by name, and rows by column (see :func:`feature_columns`)."""
     frames: dict[str, Frame] = {}
     columns = {"x": store["x"]} if isinstance(store.get("x"), Tensor) else {}
     for name in FEATURES:
@@ -220,15 +220,15 @@ def formats_of_columns(
     tables: Mapping[Column, Frame],
     known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
 ) -> Any:
-    """Replaces names of tables in the user's ``{'tf': 'fp16'}`` by the names of their columns whose rows the format shortens.
+    """Replaces each table in the user's ``{'tf': 'fp16'}`` by those of its columns that the format makes smaller.
 
     Args:
         argument: the user's name of this argument, for errors.
-        tables: by (type, attribute name).
+        tables: (type, attribute name) -> description of the table.
         known: dtype and row shape of every column.
 
     Raises:
-        ValueError: no column of a table would get shorter.
+        ValueError: a table has no column that would become smaller.
     """
     if not isinstance(given, Mapping):
         return given
@@ -259,11 +259,11 @@ def _gets_shorter(format: str, dtype: torch.dtype, row_shape: Sequence[int]) -> 
 
 
 def check_installed(where: str, frames: Iterable[Frame]) -> None:
-    """Raises an error if these tables cannot be made.
+    """Raises an error unless PyTorch Frame is installed and can make these tables.
 
     Raises:
         ImportError: PyTorch Frame is not installed.
-        ValueError: it lacks a semantic type.
+        ValueError: PyTorch Frame does not know a semantic type of the tables.
     """
     try:
         import torch_frame
@@ -319,7 +319,7 @@ def _piece(
 
 
 def _filled_up(values: Tensor, sizes: Tensor) -> Tensor:
-    """Returns [N, W]: the values of consecutive rows of these ``sizes``, int64 [N], each filled up with zeros."""
+    """Returns rows of equal length, [N, W]: row i has the next ``sizes[i]`` entries of ``values``, then zeros."""
     width = int(sizes.max()) if sizes.numel() else 0
     rows = values.new_zeros((len(sizes), width))
     rows[torch.arange(width, device="cpu") < sizes[:, None]] = values

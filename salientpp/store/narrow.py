@@ -44,7 +44,7 @@ _MOST_BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Narrow:
-    """A format, with the dtype and shape of decoded rows.
+    """Encoding of an attribute's rows: a format, and the dtype and shape of the decoded rows.
 
     Attributes:
         format: one of the formats above.
@@ -108,7 +108,7 @@ class Narrow:
         return out
 
     def decode(self, encoded: Tensor) -> Tensor:
-        """Decodes rows uint8 [n, W] to [n, ...], on their device."""
+        """Decodes rows uint8 [n, W] on the CPU or a device. Returns [n, ...] on the same device."""
         if encoded.device.type != "cpu":
             return self.decode_by_torch(encoded)
         out = torch.empty((len(encoded), *self.row_shape), dtype=self.dtype, device="cpu")
@@ -116,7 +116,7 @@ class Narrow:
         return out
 
     def put(self, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        """Copies ``out[out_index] = decode(rows[index])`` on the CPU, for encoded rows. See :meth:`~salientpp.store.rows.RowSource.take`."""
+        """Copies ``out[out_index] = decode(rows[index])`` on the CPU, for encoded rows, as ``RowSource.take``."""
         if isinstance(rows, TensorRows):
             ops.decode_rows(rows.tensor, index, out, out_index, *self._numbers)
         elif isinstance(rows, EncodedRows) and isinstance(rows.wide, TensorRows):
@@ -153,13 +153,13 @@ class Narrow:
 
 
 def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource) -> Narrow | None:
-    """Returns an encoding that reads rows directly in ``dtype``. The bits are the same as if the rows were read as they are and then cast.
+    """Returns an encoding that decodes rows directly to ``dtype``, so that no cast follows.
 
-    Rows of float16 and bfloat16 count as encoded: the formats ``'fp16'`` and ``'bf16'`` have the same bytes.
+    A cast would give the same bits. Rows of float16 and bfloat16 count as encoded in ``'fp16'`` and ``'bf16'``.
 
     Args:
-        dtype: wanted dtype. None: as it is.
-        narrow: encoding of the rows. None: rows are as they are.
+        dtype: wanted dtype. None: the dtype that the rows have.
+        narrow: encoding of the rows. None: the rows are not encoded.
         like: source of the rows.
 
     Returns:
@@ -179,7 +179,7 @@ def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource
 
 
 def read_format(text: Any) -> tuple[str, int]:
-    """Returns the format without its block, and the block size (0: the whole row). ValueError if the format is unknown."""
+    """Divides a format such as 'int4/32' into its name and its block size (0: the whole row). ValueError if unknown."""
     found = re.fullmatch(r"(\w+)(?:/([1-9]\d*))?", text) if isinstance(text, str) else None
     if found is not None and found[1] in FORMATS:
         block = int(found[2] or 0)
@@ -192,7 +192,7 @@ def read_format(text: Any) -> tuple[str, int]:
 
 
 class NarrowRows:
-    """A :class:`~salientpp.store.rows.RowSource` over encoded rows, which are decoded when they are taken. Its rows are in the user's dtype.
+    """Reads encoded rows as rows in the user's dtype, decoded when taken. A :class:`~salientpp.store.rows.RowSource`.
 
     Attributes:
         encoded: the encoded rows, a source of uint8 [S, W].
@@ -216,7 +216,7 @@ class NarrowRows:
 
 
 class EncodedRows:
-    """A source of uint8 [S, W] over rows in the user's dtype, which are encoded when they are taken.
+    """Reads rows in the user's dtype as encoded rows, uint8 [S, W], encoded when taken.
 
     Attributes:
         wide: the rows in the user's dtype.
@@ -251,14 +251,14 @@ def read_formats(
     known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
     kind: str = "node attributes",
 ) -> dict[Column, Narrow]:
-    """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects an attribute of every type that has it.
+    """Reads the user's ``{'x': 'int8'}``. Returns the encoding of each named column.
 
-    A pair (type, name) selects an attribute of one type.
+    A name selects the attribute in every type that has it, a pair (type, name) in one type.
 
     Args:
         argument: the user's name of this argument, for errors.
         known: dtype and row shape of every existing attribute.
-        kind: words for these attributes, for errors.
+        kind: what error texts call these attributes.
 
     Raises:
         TypeError: ``given`` is not a mapping.
@@ -291,7 +291,7 @@ def read_formats(
 
 
 class Loss:
-    """Error of encoded rows. :meth:`add` adds rows; the attributes give the error of all rows added so far.
+    """Measures how much an encoding changes rows. :meth:`add` adds rows; attributes give the error of all rows so far.
 
     Attributes:
         largest: largest absolute difference between a value and its decoded value.
@@ -307,7 +307,7 @@ class Loss:
         return math.sqrt(self._squared_differences / self._squares) if self._squares else 0.0
 
     def add(self, rows: Tensor, decoded: Tensor) -> int | None:
-        """Adds rows [n, ...], and the same rows after encoding and decoding.
+        """Adds rows [n, ...] to the measured ones. ``decoded``: the same rows after encoding and decoding.
 
         Returns:
             Number of the first row that is damaged, or None. A row is damaged if encoding changed one of its values, and the value was infinite or NaN before

@@ -1,4 +1,4 @@
-"""Buffer of rows that are read from files before batches need them.
+"""Reads rows from files into memory before batches need them, and keeps those that later batches need.
 
 The buffer has slots. An admitted batch holds the slots of its rows until it is made. Rows that no batch holds stay in their slots until the memory is needed.
 Then rows that no known batch needs are dropped first: those that the fewest batches used since they were read, and of these the ones used longest ago. Next
@@ -29,14 +29,14 @@ _KNOWN = 2**62
 
 
 class RowBuffer:
-    """Rows of the vertices of one type.
+    """Buffer of rows of one vertex type. Its files hold all rows, its slots those in memory.
 
     Args:
         columns: attribute name -> all rows, in files. All have the same number of rows.
         num_slots: number of rows that the buffer holds.
 
     Attributes:
-        columns, num_slots: as given.
+        columns, num_slots: the arguments.
         SLOT_BYTES: bytes that tables take for each slot.
     """
 
@@ -71,13 +71,13 @@ class RowBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots and of the tables that lead to them."""
+        """Bytes of the slots, and of the tables that tell which slot holds a row."""
         rows = sum(rows.nbytes for rows in self._rows.values())
         return rows + self.num_slots * self.SLOT_BYTES + self.table_bytes(self._num_rows)
 
     @staticmethod
     def table_bytes(num_rows: int) -> int:
-        """Returns the bytes of the table that leads from ``num_rows`` rows to slots."""
+        """Returns the bytes of the table that gives the slot of each of ``num_rows`` rows."""
         return 4 * num_rows
 
     @property
@@ -86,7 +86,7 @@ class RowBuffer:
         return int(torch.count_nonzero(self._holders))
 
     def admit(self, rows: Tensor, upcoming: Sequence[Tensor]) -> bool:
-        """Holds slots for a batch's rows; :meth:`read` reads those that are missing. Returns False, and holds nothing, if too few slots are free.
+        """Reserves slots for a batch's rows; :meth:`read` reads missing ones. Returns False if too few slots are free.
 
         Args:
             rows: int64 [n], ascending and distinct.
@@ -109,7 +109,7 @@ class RowBuffer:
             return True
 
     def _evict(self, least: int, upcoming: Sequence[Tensor]) -> bool:
-        """Frees at least this number of slots. Returns False, and frees none, if batches hold too many."""
+        """Drops the rows of at least this number of slots. Returns False, and drops none, if batches hold too many."""
         may_go = ((self._holders == 0) & self._is_filled).nonzero().flatten()
         if may_go.numel() < least:
             return False
@@ -130,7 +130,7 @@ class RowBuffer:
         self._free = torch.cat([self._free, slots])
 
     def read(self) -> None:
-        """Reads the missing rows of all admitted batches. If it fails, batches must be released, and the rows are missing again."""
+        """Reads the missing rows of all admitted batches. If it fails, release the batches: rows stay missing."""
         with self._lock:
             slots = torch.cat(self._unread) if self._unread else self._free[:0]
             self._unread.clear()
@@ -147,7 +147,7 @@ class RowBuffer:
             self._is_filled[slots] = True
 
     def release(self, rows: Tensor) -> None:
-        """Ends the hold of a batch that was admitted with these rows."""
+        """Ends what :meth:`admit` began for a batch with these rows. Rows stay until their slots are needed."""
         with self._lock:
             slot = self._slot_of.index_select(0, rows)
             slot = slot[slot >= 0].long()  # all of them, unless reading failed
@@ -156,7 +156,7 @@ class RowBuffer:
             self._order[slot] = (((self._order[slot] >> 32) + 1) << 32) | self._clock
 
     def take(self, name: str, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
-        """Copies ``out[out_index] = rows[index]``, from slots, or from the files where a row is in none.
+        """Copies ``out[out_index] = rows[index]``. Rows that no slot holds are read from the files.
 
         Args:
             index: int64 [n], in any order; repeats are allowed.
@@ -182,7 +182,7 @@ class RowBuffer:
 
 
 class BufferedRows:
-    """Rows of an attribute, taken from a buffer. Rows that are not in the buffer are read from the files.
+    """Source of an attribute's rows that takes them from a buffer. Rows that the buffer lacks are read from the files.
 
     Args:
         source: the same rows, which give shape and dtype.

@@ -19,9 +19,9 @@ from salientpp.store.thread_groups import in_group, in_pieces
 
 
 class RowSource(Protocol):
-    """S rows of one shape and dtype.
+    """Rows of an attribute, which batches take by number. All have one shape and dtype.
 
-    Several threads may call ``take`` at the same time.
+    Users may write their own class. Several threads may call ``take`` at the same time.
 
     Attributes:
         shape: [S, ...], the number of rows followed by the shape of a row.
@@ -53,7 +53,7 @@ _CACHED_BYTES, _NARROW_BYTES, _UNPOOLED_BYTES = 4 * 2**20, 8, 2**20
 
 
 class TensorRows:
-    """The rows of a contiguous tensor, which may be memory-mapped. ``take`` needs a CPU tensor. A tensor on a device is read only by that device."""
+    """Source of the rows of a contiguous tensor, which may be memory-mapped. ``take`` works only for CPU tensors."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.shape, self.dtype, self.nbytes = tensor, tensor.shape, tensor.dtype, tensor.nbytes
@@ -75,7 +75,7 @@ class TensorRows:
 
 
 class JoinedRows:
-    """The rows of several tensors, one tensor after the other. The tensors stay where they are, such as in the memory maps of several files.
+    """Source of the rows of several tensors, one after the other. Nothing is copied: they may be maps of several files.
 
     Args:
         pieces: at least one tensor, all with the same dtype and row shape.
@@ -105,7 +105,7 @@ class JoinedRows:
 
 
 def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
-    """Returns a user's tensor or source as a source of ``num_rows`` rows. ``name`` is for errors.
+    """Checks a user's tensor or source of rows, and returns it as a source. Error texts call it ``name``.
 
     Raises:
         TypeError: the value is neither a tensor nor a source.
@@ -138,7 +138,7 @@ def empty_rows(like: RowSource, num_rows: int) -> Tensor:
 
 
 def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
-    """Returns ``rows[index]`` for CPU rows, as a new tensor."""
+    """Returns ``rows[index]`` as a new CPU tensor, for a CPU tensor or a source of rows."""
     source = TensorRows(rows) if isinstance(rows, Tensor) else rows
     if isinstance(source, TensorRows) and source.is_little(index.numel()):
         return source.tensor.index_select(0, index)
@@ -148,14 +148,14 @@ def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
 
 
 def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-    """Copies ``out[out_index] = rows[index]`` for CPU rows with the row kernel. ``out_index`` None means 0, 1, ..."""
+    """Copies ``out[out_index] = rows[index]`` for CPU tensors with this package's kernel. None means 0, 1, ..."""
     _put(ops.gather_rows, rows, index, out, out_index, rows[:1].nbytes)
 
 
 def _put(
     gather: Callable[..., None], rows: Any, index: Tensor, out: Tensor, out_index: Tensor | None, row_bytes: int
 ) -> None:
-    """Calls the kernel ``gather`` on ``rows``. If this thread belongs to a group, the group's threads share the work."""
+    """Runs the kernel ``gather``. If this thread belongs to a group (thread_groups.py), the group shares the work."""
     if not in_group():
         gather(rows, index, out, out_index)
         return
@@ -172,7 +172,7 @@ _numbers = torch.arange(0, device="cpu")
 
 
 def row_numbers(size: int) -> Tensor:
-    """Returns int64 0, 1, ..., size - 1. Callers share this tensor and must not write to it."""
+    """Returns the numbers 0 to size - 1, int64. All callers share one tensor, so they must not write to it."""
     global _numbers
     numbers = _numbers  # another thread may replace the global meanwhile
     if numbers.numel() < size:
@@ -186,9 +186,9 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def hold_for_stream(rows: Tensor, device: torch.device) -> None:
-    """Delays the reuse of the memory of ``rows`` after it is freed, until the current stream of ``device`` has done the work queued by then.
+    """Keeps the memory of ``rows`` from being reused before the current stream of ``device`` has read it.
 
-    Call it before a stream reads rows in place, because the loader that owns them may be deleted before the stream has read them.
+    Call it before a stream reads rows in place: the loader that owns them may be deleted before they are read.
     """
     if rows.device.type != "cpu":
         rows.record_stream(torch.get_device_module(device).current_stream(device))

@@ -19,13 +19,13 @@ from salientpp.store.rows import RowSource
 def read_send_as(
     part: PartitionedGraph, send_as: Any, known: Mapping[Column, tuple[torch.dtype, Sequence[int]]]
 ) -> tuple[dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
-    """Resolves the user's ``send_as`` to encodings of vertex attributes and of edge attributes.
+    """Reads the user's ``send_as``. Returns the encodings of vertex attributes, and those of edge attributes.
 
     Args:
         known: dtype and row shape of the vertex attributes.
 
     Raises:
-        TypeError, ValueError: as :func:`~salientpp.store.narrow.read_formats`; or the rows of edges do not travel, or are stored in another format.
+        TypeError, ValueError: as :func:`read_formats`; or a named edge attribute does not travel, or is stored encoded.
     """
     of_edges: Any = {
         (edges.name, name): (getattr(torch, entry["dtype"]), entry["row_shape"])
@@ -51,12 +51,12 @@ def read_send_as(
 
 
 def as_stored(rows: Mapping[str, RowSource]) -> dict[str, RowSource]:
-    """Replaces each source that decodes stored rows by a source of the stored bytes, which travel as they are."""
+    """Returns sources of the rows in the form in which they are stored and sent: encoded rows are not decoded."""
     return {name: values.encoded if isinstance(values, NarrowRows) else values for name, values in rows.items()}
 
 
 def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
-    """Returns the attributes of an edge type. Those that ``sent`` names become sources of encoded bytes, as they travel."""
+    """Returns the attributes of an edge type as they are sent: those that ``sent`` names are encoded when taken."""
     return {
         name: EncodedRows(values, sent[type_, name]) if (type_, name) in sent else values
         for name, values in rows.items()
@@ -64,7 +64,7 @@ def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeCo
 
 
 def decoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
-    """Returns the attributes of an edge type. Those that ``sent`` names are rounded, as if they were encoded and decoded."""
+    """Returns the attributes of an edge type as they arrive: those that ``sent`` names are rounded by encoding."""
     return {
         name: NarrowRows(values, sent[type_, name]) if (type_, name) in sent else values
         for name, values in encoded(rows, type_, sent).items()

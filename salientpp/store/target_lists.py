@@ -16,14 +16,14 @@ from salientpp.store.rows import JoinedRows, RowSource, TensorRows, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """All edges into some vertices, in the order of these vertices and of their lists.
+    """The edges into some vertices, grouped by vertex, in the order of the neighbour lists.
 
     Attributes:
         source: int64 [e], global ids.
-        target: int64 [e], positions among the vertices.
+        target: int64 [e], for each edge the position of its target among these vertices.
         e_id: int64 [e], ids of the edges.
-        row: int64 [e], rows of the edges in ``columns``.
-        columns: name -> rows of edges.
+        row: int64 [e], for each edge the number of its row in ``columns``.
+        columns: attribute name -> rows of the edges.
     """
 
     source: Tensor
@@ -39,7 +39,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class TargetLists:
-    """Neighbour lists of consecutive vertices, for edges of one type.
+    """Neighbour lists of consecutive vertices (a part's, or all), for edges of one type, with their attributes.
 
     Attributes:
         indptr: int64 [n + 1], from 0.
@@ -48,7 +48,7 @@ class TargetLists:
         num_edges: number of all edges of this type in the graph.
         first_target: global id of the first vertex.
         first_edge: id of the edge with the row 0 in ``columns``.
-        edge_id: int64 [e], rows of the edges in ``columns``; None: 0 to e - 1.
+        edge_id: int64 [e], for each edge the number of its row in ``columns``. None: 0 to e - 1.
         is_whole: True if every rank has the lists of all vertices.
     """
 
@@ -63,11 +63,12 @@ class TargetLists:
 
     @classmethod
     def of_graph(cls, graph: Graph, columns: Mapping[str, Tensor], keeps_ids: bool = True) -> TargetLists:
-        """Returns all lists of a graph.
+        """Returns the lists of all vertices of a graph.
 
         Args:
             columns: name -> rows [E, ...] in the order of edge ids.
-            keeps_ids: False: neither ids nor rows of edges will be read. A graph may keep its edge ids in a form that is slow to read.
+            keeps_ids: False if the caller reads no ids or rows of edges. Then ``graph.edge_id``, maybe slow, is not
+                read.
         """
         rows = {name: TensorRows(value) for name, value in columns.items()}
         edge_id = graph.edge_id if keeps_ids else None
@@ -93,20 +94,20 @@ class TargetLists:
         )
 
     def into(self, targets: Tensor) -> Edges:
-        """Returns all edges into some of the vertices, which are global ids int64 [m]."""
+        """Returns the edges into the vertices ``targets``, global ids int64 [m], which must have lists here."""
         target, position = positions_of(self.indptr, targets - self.first_target)
         row = position if self.edge_id is None else self.edge_id[position]
         source = take_rows(self.indices, position).to(torch.int64)
         return Edges(source, target, row + self.first_edge, row, self.columns)
 
     def degrees(self, targets: Tensor) -> Tensor:
-        """Returns the numbers of edges into some of the vertices, int64 [m]."""
+        """Returns the number of edges into each of the vertices ``targets``, int64 [m]."""
         place = targets - self.first_target
         return self.indptr[place + 1] - self.indptr[place]
 
 
 def positions_of(indptr: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns, for each entry of the lists with the numbers ``place``, its index in ``place`` and its position among all entries; int64 [e] each."""
+    """Returns for each entry of the lists ``place`` its list's index in ``place`` and its position; int64 [e] each."""
     first = indptr[place]
     counts = indptr[place + 1] - first
     which = torch.repeat_interleave(torch.arange(place.numel(), device="cpu"), counts)

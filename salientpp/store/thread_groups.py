@@ -31,14 +31,14 @@ _PIECE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class ThreadGroups:
-    """Number of threads that pack rows, and number of threads that compute sums; at least one each."""
+    """Sizes of the two groups: number of threads that pack rows, and that compute sums. Each is at least 1."""
 
     rows: int
     sums: int
 
     @classmethod
     def half(cls, num_threads: int) -> ThreadGroups:
-        """Returns half of the threads for each group, with the odd thread for rows. With fewer than two threads, each group gets one."""
+        """Divides the threads evenly. An odd thread packs rows. Each group gets at least one thread."""
         sums = max(1, num_threads // 2)
         return cls(max(1, num_threads - sums), sums)
 
@@ -56,7 +56,7 @@ class ThreadGroups:
 
 
 class Balance:
-    """The two groups of one loader, and their times since the last adjustment. Only one thread at a time may call :meth:`both`.
+    """Runs the two groups of one loader, and adjusts their sizes. Only one thread at a time may call :meth:`both`.
 
     Args:
         num_threads: number of threads of both groups, including the calling thread.
@@ -93,7 +93,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _shared_by(num_threads: int, submit: Callable[..., Task]) -> Iterator[None]:
-    """Context in which this thread belongs to a group, whose threads share work through :func:`in_pieces`."""
+    """Makes this thread one of a group, inside the ``with`` block. :func:`in_pieces` shares work in the group."""
     _here.group = num_threads, submit
     try:
         yield
@@ -106,7 +106,7 @@ def in_group() -> bool:
 
 
 def in_pieces(work: Callable[[int, int], None], num_items: int, num_bytes: int) -> None:
-    """Runs ``work(first, last)`` on pieces of ``range(num_items)``, ``num_bytes`` in all, in the threads of this thread's group at the same time."""
+    """Divides items, ``num_bytes`` in all, into pieces. The thread's group runs ``work(first, end)`` on all at once."""
     num_threads, submit = _here.group
     pieces = max(1, min(num_threads, num_bytes // _PIECE_BYTES))
     bounds = [num_items * piece // pieces for piece in range(pieces + 1)]

@@ -27,7 +27,7 @@ _NONE_REMOTE = torch.zeros(1, dtype=torch.int64, device="cpu")  # counts per par
 
 @dataclass(frozen=True, eq=False)
 class IdSet:
-    """Ascending, distinct ids int64 [m] in [0, num_ids), packed for look-up. Slot i holds the row of ``ids[i]``."""
+    """Ids of the rows in a tier, ascending int64 [m], packed for fast look-up. Slot i holds the row of ``ids[i]``."""
 
     ids: Tensor
     words: Tensor
@@ -49,7 +49,7 @@ class Tier:
         members: ids of the rows. Slot i of every attribute holds the row of ``members.ids[i]``. None: all rows of the part.
         rows: attribute name -> source.
         on_device: True if a device reads the rows in place. Each source is then a :class:`TensorRows`.
-        memory: name under which ``memory()`` counts the rows; '' if another rank counts them.
+        memory: kind of memory under which :meth:`Tiers.memory` counts the rows; '' if another rank counts them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Tier:
         return next((source.shape[0] for source in self.rows.values()), 0)
 
     def tensor(self, name: str) -> Tensor:
-        """Returns the rows of an attribute of a tier that is ``on_device``, for the device to read."""
+        """Returns the tensor from which a device reads an attribute. Only for a tier that is ``on_device``."""
         source = self.rows[name]
         if not isinstance(source, TensorRows):
             raise TypeError(f"rows of {name!r} that a device reads must be a TensorRows, got {type(source).__name__}")
@@ -74,7 +74,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Hits of a batch in a changing cache (:class:`salientpp.store.fetch.Fetch`), and the batch's rows that the cache admits. All are int64 vectors.
+    """Rows that a batch reads from a changing cache (:class:`Fetch`) and rows that it adds to it, as int64 vectors.
 
     Attributes:
         position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.
@@ -89,13 +89,13 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Places of a batch's rows: for every tier and for the remote rows, ``position`` in the batch and ``slot`` in the tier, int64.
+    """Tells where each row of a batch is: position in the batch, and slot in a tier or id of a remote row. All int64.
 
     The positions of all groups together contain every position of the batch once.
 
     Attributes:
         position, slot: one vector per tier, in the order of the tiers. None instead of a position means 0, 1, 2, ...: the whole batch.
-        remote_position: positions that get rows of other ranks.
+        remote_position: positions in the batch whose rows come from other ranks.
         remote_id: global ids to fetch, grouped by owner.
         remote_counts: int64 [K], number of rows to fetch from each part.
         remote_row: for each remote position, the index of its row among the fetched rows. None: remote position i gets fetched row i.
@@ -149,7 +149,7 @@ class Tiers:
         seeds_only: Iterable[str] = (),
         narrow: Mapping[str, Narrow] | None = None,
     ) -> Tiers:
-        """Returns the home tier, and a tier with device copies of the rows ``device_ids``.
+        """Makes the tiers of a rank: home, and if ``device_ids`` is not empty, a tier with device copies of these rows.
 
         Args:
             rows: attribute name -> source with one row per vertex of the part.
@@ -192,11 +192,11 @@ class Tiers:
 
     @property
     def all(self) -> Sequence[Tier]:
-        """All tiers, in the order of a look-up's groups."""
+        """All tiers, in the order in which a look-up tries them."""
         return *self.near, self.home, *self.copies
 
     def look_up(self, n_id: Tensor) -> Places:
-        """Returns the places of the int64 [n] global ids ``n_id``."""
+        """Finds each row of a batch: returns the places of the global ids ``n_id``, int64 [n]."""
         if self.book.num_parts == 1 and not self.near and not self.copies:
             return Places([None], [n_id], NO_IDS, NO_IDS, _NONE_REMOTE)
         sets = (
@@ -216,14 +216,14 @@ class Tiers:
         return dataclasses.replace(places, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
 
     def at_home(self, row: Tensor) -> Places:
-        """Returns places of the part's rows ``row``, int64 [n], that all come from home."""
+        """Returns places by which the part's rows ``row``, int64 [n], all come from the home tier."""
         position: list[Tensor | None] = [NO_IDS] * len(self.all)
         slot = [NO_IDS] * len(self.all)
         position[len(self.near)], slot[len(self.near)] = None, row
         return Places(position, slot, NO_IDS, NO_IDS, NO_IDS)
 
     def groups(self, places: Places) -> Iterator[tuple[Tier, Tensor | None, Tensor]]:
-        """Yields (tier, positions, slots) for every tier."""
+        """Yields (tier, positions in the batch, slots in the tier) for every tier."""
         return zip(self.all, places.position, places.slot, strict=True)
 
     def memory(self) -> dict[str, int]:
@@ -238,7 +238,7 @@ class Tiers:
 
 
 def _in_memory(source: RowSource) -> Tensor | None:
-    """Returns the rows as one tensor, copied if necessary. None for rows in other storage."""
+    """Returns a source's rows as one tensor, copied if necessary. None for rows in other storage."""
     if isinstance(source, TensorRows):
         return source.tensor
     is_here = isinstance(source.wide if isinstance(source, EncodedRows) else source, (TensorRows, JoinedRows))

@@ -55,7 +55,7 @@ def check_types(data: HeteroData) -> None:
 
 
 class Collected(NamedTuple):
-    """Attributes of one type: the columns of rows by name, and the tables (``TensorFrame``) that some of these columns make up."""
+    """Attributes of one type, by name. ``columns`` includes the columns that the tables ``frames`` consist of."""
 
     columns: dict[str, Tensor]
     frames: dict[str, Frame]
@@ -85,12 +85,12 @@ def collect_attributes(
 
 
 def place(name: str | EdgeName) -> str:
-    """Returns the storage of a type as the user writes it, such as ``data['paper']``."""
+    """Returns the expression that selects a type of the user's data, such as ``data['paper']``, for error texts."""
     return "data" if name is None else f"data[{name!r}]"
 
 
 def _columns(store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None) -> Collected:
-    """Collects the attributes of one storage's vertices if ``num_vertices`` is given, or of its edges if ``num_edges`` is."""
+    """Collects a storage's attributes of vertices if ``num_vertices`` is given, of edges if ``num_edges`` is."""
     wants_nodes = num_vertices is not None
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
     columns: dict[str, Tensor] = {}

@@ -19,12 +19,12 @@ StoredRows = TensorRows | JoinedRows | NarrowRows
 
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
-    """Returns the rows [n, ...] of an attribute for one part on disk, encoded if they are stored so."""
+    """Returns the rows [n, ...] of an attribute for one part on disk. Rows that are stored encoded stay encoded."""
     return _column(arrays, vertices, name, part_id)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tensor:
-    """Returns an edge attribute's rows [e, ...] in one of its files, in the order of the neighbour lists, encoded if they are stored so."""
+    """Returns the rows [e, ...] in one file of an edge attribute, in list order. Encoded rows stay encoded."""
     return _column(arrays, edges, name, piece)
 
 
@@ -34,7 +34,7 @@ def _column(arrays: Arrays, type_: VertexType | EdgeType, name: str, number: int
 
 
 def stored_rows(type_: VertexType | EdgeType, name: str, pieces: Sequence[Tensor]) -> StoredRows:
-    """Returns the rows of an attribute, one file or part after the other. Encoded rows are decoded when taken."""
+    """Returns a source with the rows of all ``pieces``, in order. It decodes encoded rows when they are taken."""
     rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
     narrow = type_.narrow(name)
     return rows if narrow is None else NarrowRows(rows, narrow)
@@ -76,17 +76,17 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Returns the ascending global ids, int64, of a split's vertices that the consecutive parts ``stored`` own. 'all' means all vertices."""
+    """Returns the vertices of a split (or 'all') in the consecutive parts ``stored``: ascending global ids, int64."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
 
 
 def edge_split(arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], all_edges: tuple[int, int]) -> Tensor:
-    """Returns ascending positions in the neighbour lists, int64, of a split's edges whose targets the parts ``stored`` own. 'all' means all edges.
+    """Returns the edges of a split (or 'all') into the parts ``stored``: ascending positions in the lists, int64.
 
     Args:
-        all_edges: positions of the first of all edges into these parts, and after the last.
+        all_edges: (first, end): the edges into these parts have the positions ``first`` to ``end - 1``.
     """
     if name == "all":
         return torch.arange(*all_edges, device="cpu")

@@ -60,7 +60,7 @@ class Contents:
 
     @property
     def starts(self) -> dict[str | None, Tensor]:
-        """Ids that batches start from, int64 per type."""
+        """The user's ids of the seeds, int64 per vertex type."""
         type_, split = self.seeds
         return {
             name: torch.arange(size, device="cpu") if split == "all" else self.splits[name][split]
@@ -70,7 +70,7 @@ class Contents:
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Bytes that travel when one vertex is fetched, per type: the bytes of the features, which batches get for all their vertices.
+        """Bytes that travel when a batch fetches one vertex from another part, per type: the bytes of its features.
 
         Features are ``x`` and the table ``tf``. If no type has features, all attributes count. Replicated types have 0.
         """
@@ -91,7 +91,7 @@ class Contents:
 
 
 def _nbytes(rows: Tensor, stored: tuple[Narrow, Loss] | None) -> int:
-    """Returns the bytes of the rows as they are stored."""
+    """Returns the bytes that these rows take on disk, encoded if ``stored`` gives an encoding."""
     return rows.nbytes if stored is None else len(rows) * stored[0].row_bytes
 
 

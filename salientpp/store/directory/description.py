@@ -1,6 +1,7 @@
-"""Description of a dataset directory's contents, the same for every version of the format, so that readers and the writer need not check versions.
+"""Describes what a dataset directory holds, in the same way for all versions of the format.
 
-Version 1 has one vertex type and one edge type, both named None. Its files have no prefix, and its manifest has the fields of these types at the top.
+So readers and the writer need not check versions. Version 1 has one vertex type and one edge type, both named None.
+Its files have no prefix, and its manifest has the fields of these types at the top.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class _Type:
     Attributes:
         prefix: prefix of the type's file names.
         attributes: attributes with one row per vertex, or one per edge in list order.
-        splits: name -> one number for each part: of the split's vertices that the part owns, or of the split's edges whose target it owns.
+        splits: name -> K numbers: for each part, the split's vertices that it owns, or the split's edges into it.
         where: place of the type's fields in the manifest, for errors.
-        frames: attribute name -> :meth:`Frame.to_json`, for tables of PyTorch Frame. ``attributes`` has their columns.
+        frames: name of a table of PyTorch Frame -> :meth:`Frame.to_json`. ``attributes`` has the table's columns.
     """
 
     kind: ClassVar[str]
@@ -59,7 +60,7 @@ class _Type:
 
     @property
     def tables(self) -> dict[str, Frame]:
-        """The tables by attribute name."""
+        """Descriptions of the type's tables (of PyTorch Frame), by attribute name."""
         return {name: Frame.of_json(said) for name, said in self.frames.items()}
 
     def narrow(self, attribute: str) -> Narrow | None:
@@ -71,7 +72,7 @@ class _Type:
 
     @property
     def is_narrow(self) -> bool:
-        """True if rows of an attribute are encoded."""
+        """True if the type has an attribute whose rows are stored encoded."""
         return any("stored_as" in entry for entry in self.attributes.values())
 
     def row_bytes(self, attribute: str) -> int:
@@ -84,7 +85,7 @@ class _Type:
         return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
 
     def stored_rows(self, attribute: str) -> tuple[str, list[int]]:
-        """Returns dtype (numpy's name) and row shape of an attribute in its files."""
+        """Returns the dtype (numpy's name) and the row shape that an attribute has in its files, encoded or not."""
         entry, narrow = self.attributes[attribute], self.narrow(attribute)
         dtype = stored_dtype(entry["dtype"], f"{self.attributes_field}[{attribute!r}]")
         return (dtype, entry["row_shape"]) if narrow is None else (stored_dtype("uint8"), [narrow.row_bytes])
@@ -286,7 +287,7 @@ class Description:
         }
 
     def rewritten(self, edge_offsets: Mapping[EdgeName, list[int]] | None) -> Description:
-        """Describes the same graph with its topology stored in parts, with these ``edge_offsets``, or stored as a whole if they are None."""
+        """Describes the same graph with its topology stored in parts (``edge_offsets``), or whole (None)."""
         topology = WHOLE if edge_offsets is None else PARTS
         version = version_of(
             topology,
@@ -336,18 +337,18 @@ class Description:
 
     @property
     def timed_vertices(self) -> Iterator[VertexType]:
-        """Vertex types with times. All times of such a type are also stored in one file."""
+        """Vertex types that have ``time_attr``. For each, one file holds the times of all vertices."""
         return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
 
     def targets_of_pieces(self, edges: EdgeType) -> list[int]:
-        """Returns the number of targets whose lists each file of ``indptr`` holds."""
+        """Returns the number of neighbour lists in each ``indptr`` file: one list for each target vertex."""
         targets = self.vertices(edges.target)
         if edges.edge_offsets is None:
             return [targets.num_vertices]
         return [end - begin for begin, end in pairwise(targets.offsets)]
 
     def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
-        """Returns, for every file, the dtypes that it may have (numpy's names) and its shape."""
+        """Returns the files that the directory must have: name -> (allowed dtypes, as numpy names them; shape)."""
         int32, int64, float32 = (stored_dtype(name) for name in ("int32", "int64", "float32"))
         expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
         sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
@@ -381,7 +382,7 @@ class Description:
 
 
 def stored_dtype(dtype: str, whose: str = "") -> str:
-    """Returns the numpy dtype in which files store columns of a torch dtype."""
+    """Returns numpy's name of the dtype in which files store a torch dtype. ValueError if files cannot hold it."""
     try:
         return numpy_dtype(getattr(torch, dtype)).str
     except (TypeError, RuntimeError):
@@ -415,7 +416,7 @@ def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bo
 
 
 def placed(version: int, kind: str, number: int) -> dict[str, Any]:
-    """Returns the fields ``prefix`` and ``where`` of the type with this number. ``kind`` is 'node_types' or 'edge_types'."""
+    """Returns ``prefix`` and ``where`` (:class:`_Type`) of a type. ``kind`` is 'node_types' or 'edge_types'."""
     return (
         {"prefix": "", "where": ""}
         if version == 1
@@ -424,7 +425,7 @@ def placed(version: int, kind: str, number: int) -> dict[str, Any]:
 
 
 def check_times_of_edges(dtypes: Mapping[EdgeName, torch.dtype], time_attr: str) -> None:
-    """Raises ValueError if some edges have integer times and others real times. Comparing both kinds needs all times of the graph, which no part has."""
+    """Raises ValueError if some edges have integer times and others real ones: one part alone cannot compare them."""
     if len({dtype.is_floating_point for dtype in dtypes.values()}) > 1:
         shown = ", ".join(f"{str(dtype).removeprefix('torch.')}{words_of_type(name)}" for name, dtype in dtypes.items())
         raise ValueError(

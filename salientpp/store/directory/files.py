@@ -62,7 +62,7 @@ def verify_file(root: Path, name: str, entry: Mapping[str, Any], *, full: bool) 
 
 
 def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
-    """Opens an array, and returns it with the memory map that it lies in. An empty array has no map."""
+    """Memory-maps the array of a file. Returns the array and its map, which is None for an empty array."""
     path = root / name
     try:
         # Copy-on-write: pages are shared and never written back. A stray in-place write by the user's code stays private to its process;
@@ -98,7 +98,7 @@ class Arrays:
         """Returns the array of a file.
 
         Args:
-            dtype: torch's name of the dtype, if numpy lacks it.
+            dtype: torch's name of the dtype of the result. Needed for dtypes that numpy lacks, such as bfloat16.
 
         Raises:
             DatasetError: the file does not match the manifest.

@@ -22,8 +22,8 @@ def collect_splits(
 ) -> dict[str, Tensor]:
     """Returns the splits of one vertex type, as split name -> ascending ids.
 
-    They come from ``split``, name -> ids or mask. If it is None, they come from PyG's storage, and unlabelled vertices are left out. A warning gives the
-    number of these vertices. Labels are [N] or [N, labels per vertex].
+    They come from ``split``, name -> ids or mask. If it is None, they come from PyG's ``store``, without unlabelled
+    vertices, and a warning gives the number of these. Labels are [N] or [N, labels per vertex].
     """
     if split is not None:
         return read_splits(split, num_vertices, "split", "vertex", type_)
@@ -44,7 +44,7 @@ def collect_splits(
 
 
 def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
-    """Returns the splits of a PyG storage, as masks or ids."""
+    """Returns the splits that PyG's storage has (``train_mask`` and so on): split name -> mask or ids."""
     split = {}
     for name, attributes in SPLIT_ATTRIBUTES.items():
         present = [attribute for attribute in attributes if store.get(attribute) is not None]
@@ -69,7 +69,7 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
 def read_splits(
     split: Mapping[str, Tensor], size: int, argument: str, of: str, type_: str | EdgeName = None
 ) -> dict[str, Tensor]:
-    """Returns split name -> ascending ids in ``[0, size)``, from ids in any order or masks.
+    """Reads splits given as masks, or as ids in any order. Returns split name -> ascending ids in ``[0, size)``.
 
     Errors contain ``argument``, ``of`` ('vertex' or 'edge') and the type.
     """
@@ -96,7 +96,7 @@ def read_splits(
 
 
 def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[Any, Any]:
-    """Returns the user's splits by type. TypeError or ValueError unless they are a mapping whose keys are types of the data."""
+    """Returns the user's splits by type. TypeError or ValueError if ``given`` does not map types of the data."""
     if not isinstance(given, Mapping):
         raise TypeError(
             f"{argument} of a HeteroData must map {kind} types to splits by name, got {type(given).__name__}"
@@ -115,7 +115,7 @@ def find_seeds(
 ) -> tuple[str | None, str]:
     """Returns the (type, split) that ``seeds`` names.
 
-    The default, 'train', means (None, 'all') for data without such a split. ValueError if another name is unknown, or a name is ambiguous.
+    Without a split 'train', the default 'train' means (None, 'all'). ValueError if a name is unknown or ambiguous.
     """
     if not is_hetero and not isinstance(seeds, str):
         raise ValueError(f"seeds of a homogeneous graph must be the name of a split, got {seeds!r}")

@@ -114,7 +114,7 @@ class Journal:
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """Returns the facts of a finished step, or None. If one of its files was changed, the step and those after it are dropped, to be repeated."""
+        """Returns a step's facts, or None if it must run. Drops it and later steps if one of its files was changed."""
         done = self.steps.get(step)
         if done is None:
             return None
@@ -131,7 +131,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Moves these files from ``work`` to their places, and records the step. Returns the step's facts, as a later run reads them from JSON."""
+        """Moves a step's files from ``work`` to their places, and records it. Returns its facts as JSON gives them."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         for name in files:
             if name not in self.known and os.path.lexists(self.root / name):
@@ -164,12 +164,12 @@ class Journal:
         return {name: entry for step in self.steps.values() for name, entry in step["files"].items()}
 
     def finish(self, manifest: str) -> None:
-        """Writes the manifest, which completes the directory. Files that only the job needed are removed, except the journal, which the caller removes."""
+        """Removes files that only the job needed, and writes the manifest. The caller then removes the journal."""
         self._clear()
         save(self.root / MANIFEST, manifest)
 
     def _clear(self) -> None:
-        """Removes files of jobs that belong to no finished step."""
+        """Removes the folder ``work``, and files that jobs wrote for steps that are not finished."""
         shutil.rmtree(self.work, ignore_errors=True)
         remove_files(self.root, self.known - set(self.file_entries()), [HALF_WRITTEN])
 
@@ -209,7 +209,7 @@ def discard(root: Path) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]], set[str]]:
-    """Returns the first line, the finished steps, and the names of all files that steps wrote."""
+    """Reads a journal. Returns its first line, the finished steps, and the names of all files that steps wrote."""
     head, *lines = path.read_text().split("\n")[:-1]
     steps: dict[str, dict[str, Any]] = {}
     known: set[str] = set()
@@ -229,7 +229,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]], set[st
 
 
 def save(path: Path, text: str) -> None:
-    """Writes a small file, whole and synced to disk."""
+    """Writes a small file. A crash leaves the old file or the new one, both complete."""
 
     def write(file: Any) -> None:
         file.write(f"{text}\n".encode())
@@ -272,7 +272,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(root: Path, name: Path | None = None) -> Iterator[None]:
-    """Holds a lock on a directory, if the file system has locks. ValueError if another process holds the lock; its text calls the directory ``name``."""
+    """Locks a directory, if its file system has locks. ValueError if another process holds the lock."""
     try:
         import fcntl
     except ImportError:

@@ -33,9 +33,9 @@ def num_classes_of(labels: Tensor | None) -> int:
 
 
 def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
-    """True if -1 marks unlabelled vertices, given the labels of all vertices in pieces of any shape.
+    """True if the label -1 marks unlabelled vertices. ``labels`` yields all labels, in pieces of any shape.
 
-    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are not classes.
+    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1 are not classes.
     """
     has_minus_one = has_zero = False
     for piece in labels:
@@ -52,7 +52,7 @@ def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
 
 
 def is_unlabelled(labels: Tensor) -> Tensor:
-    """Returns bool [n]: True if the label is -1, or if all of several labels are. Call it only if :func:`marks_unlabelled` is true."""
+    """Returns bool [n]: True for vertices whose labels are all -1. Call it only if :func:`marks_unlabelled` is true."""
     unlabelled = labels == -1
     return unlabelled if unlabelled.dim() == 1 else unlabelled.flatten(1).all(dim=1)
 

@@ -134,7 +134,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
-    """Makes sure that ``copy`` is a copy of the same contents, or an empty copy without parts."""
+    """Prepares a directory for new files. Keeps a copy of the same contents, and empties an interrupted copy."""
     if (copy / MANIFEST).exists() and (there := _manifest_of(copy)) is not None:
         if fingerprint(there) != fingerprint(manifest):
             raise DatasetError(
@@ -161,7 +161,7 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
 
 
 def _manifest_of(copy: Path) -> dict[str, Any] | None:
-    """Returns the manifest of a copy, or None if it is damaged."""
+    """Returns the manifest of a copy, or None if the manifest is damaged."""
     try:
         return read_manifest(copy)
     except DatasetError:
@@ -169,7 +169,7 @@ def _manifest_of(copy: Path) -> dict[str, Any] | None:
 
 
 def _is_parts_file(path: Path) -> bool:
-    """True if a file is the list of parts with which every copy begins, and not another file of that name."""
+    """True if this file is the list of parts that every copy has, so that the directory is known to be a copy."""
     try:
         return set(json.loads(path.read_text())) == {"parts"} and parts_there(path.parent) is not None
     except (OSError, ValueError, TypeError, RecursionError):
@@ -187,7 +187,7 @@ def _is_whole(copy: Path, name: str, entry: dict[str, Any], full: bool) -> bool:
 def _copy_files(
     root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
 ) -> None:
-    """Copies the files of these parts that the copy lacks, or has with other contents."""
+    """Copies the files of these parts, except those that ``copy`` already has with the right contents."""
     folders = {"", *(part_folder(part) for part in parts)}
     files = {
         name: entry

@@ -278,7 +278,7 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
 
 
 def parts_there(root: Path) -> set[int] | None:
-    """Returns the parts that a host's copy has. None: the directory has all parts, because it is not such a copy."""
+    """Returns the parts that a host's copy holds. None: the directory is not a copy, so it holds all parts."""
     path = root / PARTS_FILE
     try:
         parts = json.loads(path.read_text())["parts"]
@@ -303,7 +303,7 @@ def check_is_there(root: Path, part_id: int) -> None:
 
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
+    """Checks a parsed manifest against the format. Raises ValueError, which names the field, if a field is wrong."""
     version = manifest["version"]
     _check_fields(manifest, _SCHEMAS[version], "")
     for kind, schema in zip(("node_types", "edge_types"), _TYPES[version]) if version > 1 else ():
@@ -407,7 +407,7 @@ def _check_time(described: Description) -> None:
 
 
 def _check_narrow(described: Description) -> None:
-    """Checks encoded rows: the version is at least 3, or 5 for attributes of edges; the attribute is not a time; and its format fits."""
+    """Checks encoded attributes: version >= 3, or >= 5 for edges; they are not times, and their format fits."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():
@@ -427,7 +427,7 @@ def _check_narrow(described: Description) -> None:
 
 
 def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks that a table can be made of its columns."""
+    """Checks the description of a table: its columns exist, and have the shapes that its pieces need."""
     parts = [(piece.stype, piece.key) for piece in frame.pieces]
     alone = {stype for stype, key in parts if key is None}
     if (
@@ -453,7 +453,7 @@ def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, M
 
 
 def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool:
-    """True if rows of these shapes give a piece of ``width`` columns. None: any number of columns."""
+    """True if rows of these ``shapes`` can hold a piece with ``width`` columns of the table (None: with any number)."""
     if piece.kind == "dense":
         return not piece.offset and (width is None or shapes[0][:1] == [width])
     if piece.kind == "ragged":
@@ -465,7 +465,7 @@ def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:
-    """Checks that the files are exactly those that follow from the other fields, with their dtypes and shapes. So no name leads out of the directory."""
+    """Checks that ``files`` are those that the other fields imply. So no name leads out of the directory."""
     expected = described.files()
     for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, but it is missing")
@@ -482,7 +482,7 @@ def _check_files(described: Description, files: Mapping[str, Any]) -> None:
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Returns a string that is equal for equal contents: a checksum of all file checksums and, from version 2 on, of the descriptions of types."""
+    """Returns a checksum of the contents: of all files and, from version 2 on, of the types and ``time_attr``."""
     said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)

@@ -152,15 +152,16 @@ class PartitionedGraph(PygNames):
         return self._topology.typed_graph(time_attr, weight_attr)
 
     def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Any]]:
-        """Returns, per vertex type, attribute name -> rows [n, ...] or ``TensorFrame`` of a part's vertices. A replicated type gives all rows.
+        """Returns a part's node attributes: vertex type -> attribute name -> rows [n, ...] or ``TensorFrame``.
 
-        Rows of several parts on disk, encoded rows and tables are read into memory. :meth:`sources` leaves them on disk.
+        A replicated type gives its rows of all parts. Rows of several parts on disk, encoded rows and tables are read
+        into memory. :meth:`sources` leaves them on disk.
         """
         sources = self.sources(part_id).items()
         return {type_: _whole(self, type_, named, part_id) for type_, named in sources}
 
     def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, StoredRows]]:
-        """Returns the rows of :meth:`rows` as sources that read memory maps. Encoded rows are decoded when taken. Each column of a table is a source."""
+        """Returns the rows of :meth:`rows` as sources, which leave them on disk. Each column of a table is a source."""
         stored = self._stored(part_id)
         return {
             type_.name: {name: vertex_rows(self.arrays, type_, name, stored) for name in type_.attributes}
@@ -168,22 +169,25 @@ class PartitionedGraph(PygNames):
         }
 
     def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
-        """Returns, per edge type, attribute name -> rows [E, ...] of all edges of the type, in list order.
+        """Returns all edge attributes: edge type -> attribute name -> rows [E, ...], in the order of the neighbour lists.
 
-        Rows in parts and encoded rows are read into memory; the sources leave them on disk. DatasetError if the directory is a copy without some part's rows.
+        Rows in parts and encoded rows are read into memory; :meth:`edge_sources` leaves them on disk. DatasetError if
+        the directory is a host's copy that lacks a part.
         """
         sources = self.edge_sources()
         return {type_: {name: whole(rows) for name, rows in named.items()} for type_, named in sources.items()}
 
     def edge_sources(self) -> dict[EdgeName, dict[str, StoredRows]]:
-        """Returns the rows of :meth:`edge_rows_by_type` as sources that read memory maps. Encoded rows are decoded when taken."""
+        """Returns the rows of :meth:`edge_rows_by_type` as sources, which leave the rows on disk until they are taken."""
         types, column = self.description.edge_types, self._topology.column
         return {type_.name: {name: column(type_, name) for name in type_.attributes} for type_ in types}
 
     def part_graph(
         self, time_attr: str | None = None, weight_attr: str | None = None, part_id: int | None = None
     ) -> PartGraph:
-        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk. With topology 'parts', edges of other parts are not opened.
+        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk.
+
+        With topology 'parts', the files with other parts' edges are not opened.
 
         Args:
             time_attr, weight_attr: as for :meth:`typed_graph`.
@@ -195,19 +199,19 @@ class PartitionedGraph(PygNames):
         return read_part_graph(self._topology, self._stored(part_id), time_attr, weight_attr)
 
     def part_edge_rows(self, part_id: int | None = None) -> dict[EdgeName, PartEdgeRows]:
-        """Returns, per edge type, the memory-mapped rows of the edges whose targets a part owns, with the number of the first edge."""
+        """Returns, per edge type, the attributes of the edges into a part, and the number of the first of these edges."""
         stored = self._stored(part_id)
         return {type_.name: part_edge_rows(self._topology, type_, stored) for type_ in self.description.edge_types}
 
     def node_rows(self, part_id: int | None = None) -> dict[str, Any]:
-        """Returns :meth:`rows` of a homogeneous graph."""
+        """Returns a part's node attributes in a homogeneous graph: attribute name -> rows [n, ...], as :meth:`rows`."""
         _check_is_homogeneous(self, "rows()")
         return self.rows(part_id)[None]
 
     def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Any:
-        """Reads rows [n, ...] or the ``TensorFrame`` of a node attribute, for global ids int64 [n] of any parts, from the files.
+        """Reads a node attribute of any vertices, of all parts, from the files: rows [n, ...], or a ``TensorFrame``.
 
-        It needs no other ranks; use it for inspection.
+        ``n_id``: global ids, int64 [n]. No other rank takes part. Use it to look at data.
 
         Args:
             type_: vertex type of the attribute and ids, if types have names.
@@ -215,7 +219,7 @@ class PartitionedGraph(PygNames):
         return take(self.arrays, _vertices(self, type_), name, n_id)
 
     def edge_rows(self) -> dict[str, Tensor]:
-        """Returns :meth:`edge_rows_by_type` of a homogeneous graph."""
+        """Returns the edge attributes of a homogeneous graph: name -> rows [E, ...], as :meth:`edge_rows_by_type`."""
         _check_is_homogeneous(self, "edge_rows_by_type()")
         return self.edge_rows_by_type()[None]
 
@@ -224,7 +228,9 @@ class PartitionedGraph(PygNames):
     @overload
     def original_id(self, n_id: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
     def original_id(self, n_id: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
-        """Returns the ids of the user's data, int64, for global ids of this graph (``batch.n_id``). The id -1 of padding stays -1; ValueError for others.
+        """Translates global ids of this graph (such as ``batch.n_id``) to ids of the user's data, int64.
+
+        The id -1 of padding stays -1. ValueError for any other id that is not in the graph.
 
         Args:
             n_id: ids, or if types have names a mapping from types to ids.
@@ -239,9 +245,10 @@ class PartitionedGraph(PygNames):
     @overload
     def directory_id(self, ids: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
     def directory_id(self, ids: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
-        """Reverses :meth:`original_id`: returns global ids of this graph, int64 of the same shape, for ids of the user's data.
+        """Translates ids of the user's data to global ids of this graph, int64 of the same shape.
 
-        The first call makes a table of 8 bytes per vertex of the type, which stays in memory.
+        Reverses :meth:`original_id`. The first call makes a table, which stays in memory: 8 bytes per vertex of the
+        type.
 
         Args:
             ids: integers of any shape, or if types have names a mapping from types to ids.
@@ -255,39 +262,41 @@ class PartitionedGraph(PygNames):
         return self._topology.global_ids(ids, _vertices(self, type_).name)
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns the global ids, int64, of a part's vertices of one type that are in a split of the data. 'all' selects all vertices."""
+        """Returns a part's vertices of one type that are in the split ``name`` (or 'all'), as global ids, int64."""
         return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
-        """Returns the edges of one type whose targets a part owns: those in a split of the data, or 'all'. Edges are positions in the lists, int64."""
+        """Returns the edges of a type into a part that are in the split ``name`` (or 'all'): list positions, int64."""
         stored, edges = self._stored(part_id), _edges(self, type_)
         return edge_split(self.arrays, edges, name, stored, self._topology.edges_into(edges, stored))
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns inclusion probabilities, float32 [N] of one type, for the workload that the directory was partitioned with. Being a seed does not count.
+        """Returns the probability that one of a part's batches samples each vertex of a type: float32 [N].
 
-        If the part joins several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
+        It is for the workload that the graph was partitioned with. Being a seed does not count. If the part joins
+        several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
         """
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
     def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
-        """Returns :meth:`vip` of every type if ``workload``, as in :meth:`StoredVip.is_of`, is the stored one, else None.
+        """Returns :meth:`vip` of every type if it is for ``workload`` (as in :meth:`StoredVip.is_of`), else None.
 
-        If the topology is stored in parts, nothing is computed: the result is also None if the probabilities of joined parts are not in the directory.
+        With topology 'parts', it computes nothing: also None if joined parts have no probabilities in the directory.
         """
         return self._vip.of_workload(self._stored(part_id), *workload)
 
     def keep_vip(self, part_id: int, vip: Mapping[str | None, Tensor], *workload: Any) -> None:
-        """Keeps, as :meth:`vip` does, probabilities that the caller computed for a part, if ``workload`` is the stored one."""
+        """Stores a part's probabilities for later :meth:`vip` calls, if they are for the stored ``workload``."""
         if self._vip.is_of(self._stored(part_id), *workload):
             self._vip.keep(self._stored(part_id), vip)
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False, sums: ListSums | None = None
     ) -> Workload:  # fmt: skip
-        """Returns the workload by which policies rank the vertices for a part's batches. It has the stored :meth:`vip` if that is for the same workload.
+        """Returns what cache policies need to rank the vertices for a part's batches. Only for a homogeneous graph.
 
-        The loader and the analysis both plan caches with this workload, so they cache the same rows. Only for a homogeneous graph.
+        It has the stored :meth:`vip` if that holds for these arguments. The loader and the analysis both plan caches
+        with this workload, so they cache the same rows.
 
         Args:
             sums: sums over the neighbour lists, instead of the whole topology.
@@ -332,7 +341,7 @@ def _parts_on_disk(part: PartitionedGraph, part_id: int | None) -> range:
 
 
 def _shown(part: PartitionedGraph) -> list[str]:
-    """Returns a line with the sizes, one for each type with its attributes and splits, and one with the bytes of the files."""
+    """Returns the lines of a part's ``repr``: sizes, attributes and splits of each type, and bytes on disk."""
     form = f", topology={part.topology!r}" if part.topology == PARTS else ""
     lines = [
         f"PartitionedGraph({str(part.root)!r}, num_parts={part.num_parts}, part_id={part.part_id}, "
@@ -398,7 +407,7 @@ def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:
 def _whole(
     part: PartitionedGraph, type_: str | None, sources: Mapping[str, Any], part_id: int | None
 ) -> dict[str, Any]:
-    """Returns the rows of all sources of a type, read into memory where needed, with tables put together."""
+    """Returns the rows of a type's ``sources`` as tensors, in memory where needed, and tables as ``TensorFrame``."""
     rows = {name: whole(source) for name, source in sources.items()}
     vertices, stored = part.description.vertices(type_), part._stored(part_id)
     begin, end = (0, -1) if vertices.replicated else (stored[0], stored[-1] + 1)

@@ -18,14 +18,14 @@ _LONGEST, _ADDED = 255, 48
 
 
 def hidden_name(name: str, added: str) -> str:
-    """Returns the name of a file beside the directory ``name``: ``.name.added``, or a shorter one with a checksum if the name is long."""
+    """Returns ``.name.added``, a name for a file beside the directory ``name``. Long names get a checksum instead."""
     if len(os.fsencode(name)) > _LONGEST - _ADDED:
         name = f"{name[:30]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
     return f".{name}.{added}"
 
 
 def half_written(names: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern of the temporary names that :func:`~salientpp.files.replace_file` gives to these files. A killed run may leave such a file."""
+    """Returns a pattern of the temporary files that a killed :func:`~salientpp.files.replace_file` may leave."""
     return re.compile(rf"\.({'|'.join(re.escape(name[:40]) for name in names)})\.[0-9a-f]{{8}}")
 
 
@@ -40,7 +40,7 @@ def listed_files(manifest: Path, format: str) -> set[str] | None:
 
 
 def others_in(root: Path, known: Iterable[str], patterns: Iterable[re.Pattern[str]] = ()) -> list[str]:
-    """Returns everything below a directory that is neither a known file, nor matched by a pattern, nor a folder of known files.
+    """Returns what is below a directory besides ``known`` files, their folders, and names that a pattern matches.
 
     Names are relative to the directory. Symbolic links are not followed.
     """
@@ -60,7 +60,7 @@ def others_in(root: Path, known: Iterable[str], patterns: Iterable[re.Pattern[st
 
 
 def remove_files(root: Path, known: Iterable[str], patterns: Iterable[re.Pattern[str]] = ()) -> None:
-    """Removes the known files, those that a pattern matches, and folders inside ``root`` that are empty then."""
+    """Removes the ``known`` files and those whose names a pattern matches, then the folders that became empty."""
     known, patterns = set(known), tuple(patterns)
     names = known | {name for name in others_in(root, known) if any(pattern.fullmatch(name) for pattern in patterns)}
     names = {name for name in names if _is_inside(name) and not _leads_through_link(root, name)}
@@ -74,7 +74,7 @@ def remove_files(root: Path, known: Iterable[str], patterns: Iterable[re.Pattern
 
 
 def _is_inside(name: str) -> bool:
-    """True unless a name leads out of the directory, as in a forged manifest or journal."""
+    """True if a name stays inside the directory. A name in a forged manifest or journal may lead out of it."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 

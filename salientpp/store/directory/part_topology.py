@@ -18,7 +18,7 @@ from salientpp.store.directory.topology import Topology
 
 @dataclass(frozen=True, eq=False)
 class PartEdgeRows:
-    """Attributes of the edges of one type whose targets some consecutive parts own.
+    """Attributes of the edges of one type that lead into some consecutive parts.
 
     Attributes:
         first_edge: number of the first edge among all edges of the type. Row i belongs to the edge ``first_edge + i``.
@@ -30,7 +30,7 @@ class PartEdgeRows:
 
 
 def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEdgeRows:
-    """Returns the attributes of the edges into vertices of the consecutive parts ``stored``."""
+    """Returns the attributes of the edges that lead into the consecutive parts ``stored``."""
     rows = {
         name: stored_rows(edges, name, [topology.column_of_part(edges, name, part_id) for part_id in stored])
         for name in edges.attributes
@@ -39,7 +39,7 @@ def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEd
 
 
 def read_part_graph(topology: Topology, stored: range, time_attr: str | None, weight_attr: str | None) -> PartGraph:
-    """Returns the lists of the consecutive parts ``stored``; see :meth:`salientpp.PartitionedGraph.part_graph`."""
+    """Reads the neighbour lists of consecutive parts; see :meth:`salientpp.PartitionedGraph.part_graph`."""
     named = topology.description
     topology.check_attributes(time_attr, weight_attr)
     try:
@@ -61,7 +61,7 @@ def read_part_graph(topology: Topology, stored: range, time_attr: str | None, we
 
 
 def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dict[str | None, Tensor]]:
-    """Returns the clock of the whole graph, and the times of all vertices on it, int64 [N] per type that has times."""
+    """Returns the clock of the whole graph, and its readings of all vertex times: int64 [N] per type that has times."""
     if time_attr is None:
         return None, {}
     node_time = topology.node_times(time_attr)

@@ -1,4 +1,4 @@
-"""Gives a partitioned graph the attributes of PyG's data that the directory's description answers. For others, errors say what to use instead."""
+"""Gives a partitioned graph the attributes of PyG's data that need no rows. Errors name replacements of others."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class PygNames:
 
     @property
     def num_node_types(self) -> int:
-        """Number of vertex types, 1 if they have no names. AttributeError if an attribute ``node_type`` tells the types, since its rows are not read."""
+        """Number of vertex types, 1 without names. AttributeError if the data has ``node_type``, which is not read."""
         return self._number_of_types("node_type", self.node_types)
 
     @property
     def num_edge_types(self) -> int:
-        """Number of edge types, 1 if they have no names. AttributeError if an attribute ``edge_type`` tells the types, since its rows are not read."""
+        """Number of edge types, 1 without names. AttributeError if the data has ``edge_type``, which is not read."""
         return self._number_of_types("edge_type", self.edge_types)
 
     def _number_of_types(self, attribute: str, names: Sequence[Any]) -> int:
@@ -115,7 +115,7 @@ class PygNames:
         return classes if self.is_hetero else classes[None]
 
     def node_attrs(self) -> list[str]:
-        """Returns the names of the vertices' attributes. Masks became splits, which do not count."""
+        """Returns the names of the vertices' attributes, without masks (``train_mask``), which became splits."""
         return [*dict.fromkeys(name for type_ in self.description.node_types for name in _keys(type_))]
 
     def edge_attrs(self) -> list[str]:
@@ -158,7 +158,7 @@ class PygNames:
 
 @dataclass(frozen=True)
 class StoredType:
-    """One type of a partitioned graph, with the attributes of PyG's stores that need no rows.
+    """Result of ``part[type]``: one type of a partitioned graph, with the attributes of PyG's stores that need no rows.
 
     A vertex type has ``num_nodes``, and an edge type ``num_edges``.
 
@@ -200,7 +200,7 @@ class StoredType:
 
 
 def attributes_in_words(type_: VertexType | EdgeType) -> list[str]:
-    """Returns the shapes of a type's attributes, as ``Data`` shows them: x=[150, 3]. A table has one entry."""
+    """Returns the shapes of a type's attributes as PyG prints them, such as ``x=[150, 3]``. A table has one entry."""
     number, tables = _number(type_), type_.tables
     inside = {column for table in tables.values() for column in table.columns}
     shapes = {name: [number, *entry["row_shape"]] for name, entry in type_.attributes.items() if name not in inside}
@@ -209,7 +209,7 @@ def attributes_in_words(type_: VertexType | EdgeType) -> list[str]:
 
 
 def words_for_missing(description: Description, is_hetero: bool, name: str) -> str:
-    """Returns text that says what to use instead of an attribute that PyG's data would have."""
+    """Returns the end of an error text: what to use instead of the attribute ``name`` of PyG's data."""
     types = [*description.types]
     if name in _INSTEAD:
         return f": {_INSTEAD[name]}"
@@ -257,7 +257,7 @@ def _keys(type_: VertexType | EdgeType) -> list[str]:
 
 
 def _num_columns(type_: VertexType | EdgeType, names: tuple[str, ...]) -> int:
-    """Returns the number of columns of the first of these attributes that the type has, 0 if it has none."""
+    """Returns the number of columns of the attribute that the type has first among ``names``, or 0."""
     tables = type_.tables
     for name in names:
         if name in tables:

@@ -1,4 +1,4 @@
-"""Rewrites a dataset directory: a topology that was stored whole is stored in parts, or the other way round."""
+"""Rewrites a dataset directory: a topology that was stored whole is stored in parts, and the reverse."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Rewriter:
         self._new = old.rewritten(self._edge_offsets() if topology == PARTS else None)
 
     def write(self) -> dict:
-        """Writes the files of all steps that the journal does not list as finished. Returns the manifest, still without entries of files."""
+        """Runs the steps that the journal does not list as finished. Returns the manifest, without ``files`` so far."""
         for old, new in zip(self._old.edge_types, self._new.edge_types):
             self._step(f"{new.prefix}indices.npy", partial(self._write_lists, old, new))
             for name in new.attributes:
@@ -136,7 +136,7 @@ class _Rewriter:
 
     def _write_lists(self, old: EdgeType, new: EdgeType) -> None:
         def starts() -> Iterator[Tensor]:
-            """Yields the first edge of every list, numbered among the edges of all parts."""
+            """Yields, in pieces, the number of the first edge of every list, counted over all parts."""
             for piece, (first, _) in enumerate(old.pieces):
                 for some in _in_pieces(self._open(old.indptr_file(piece))[:-1]):
                     yield some + first
@@ -159,7 +159,7 @@ class _Rewriter:
         )
 
     def _divide(self, old_files: list[str], new_files: list[str], new: EdgeType) -> None:
-        """Writes the rows of the edges in ``old_files`` to ``new_files``."""
+        """Copies the edges' rows from ``old_files`` to ``new_files``, which divide the edges in another way."""
         first = self._arrays.open(old_files[0])
         rows = chain.from_iterable(_in_pieces(self._open(name)) for name in old_files)
         sizes = [end - begin for begin, end in new.pieces]
@@ -167,7 +167,7 @@ class _Rewriter:
             self._writer.write(file, first.dtype, [size, *first.shape[1:]], own)
 
     def _open(self, name: str) -> Tensor:
-        """Returns the array of a file, as stored. Its checksum is compared first."""
+        """Returns the array of an old file, after a check of the file's full checksum."""
         verify_file(self._arrays.root, name, self._arrays.files[name], full=True)
         return self._arrays.open(name)
 

@@ -22,7 +22,7 @@ _SPAN_BYTES = 256 * 2**20
 
 
 class StepWriter:
-    """Writer of arrays, piece by piece, in steps that the journal records."""
+    """Writes arrays to files piece by piece, in steps that a journal records, so that a stopped job can continue."""
 
     def __init__(self, journal: Journal) -> None:
         self.root = journal.root
@@ -30,7 +30,7 @@ class StepWriter:
         self._written: dict[str, dict[str, Any]] = {}
 
     def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
-        """Runs ``write`` and renames its files into place, unless the journal lists the step as finished. Returns the facts of the step."""
+        """Runs ``write`` and puts its files in place, unless the journal has the step. Returns its facts."""
         facts = self._journal.facts(name)
         if facts is None:
             found = write()
@@ -39,7 +39,7 @@ class StepWriter:
         return facts
 
     def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[Tensor]) -> None:
-        """Writes the concatenation of tensors along dimension 0."""
+        """Writes one .npy file of this dtype and shape: the ``pieces``, concatenated along dimension 0."""
         stored, on_disk = STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
         path = self._journal.work / name
         header = {"descr": np.lib.format.dtype_to_descr(on_disk), "fortran_order": False, "shape": tuple(shape)}

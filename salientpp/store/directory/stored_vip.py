@@ -31,15 +31,15 @@ _DIGITS = 16
 
 
 class StoredVip:
-    """Inclusion probabilities for the workload that a dataset directory was partitioned with. All views of a directory share this object."""
+    """Inclusion probabilities (VIP) for the workload that a directory was partitioned with. Its views share them."""
 
     def __init__(self, arrays: Arrays, description: Description, topology: Topology, fingerprint: str) -> None:
         self._arrays, self._description, self._topology, self._fingerprint = arrays, description, topology, fingerprint
 
     def of(self, vertices: VertexType, stored: range) -> Tensor:
-        """Returns the probabilities of one type, float32 [N], for the part that joins these parts on disk. Being a seed does not count.
+        """Returns the probabilities of one type, float32 [N], for the part that joins the parts ``stored`` on disk.
 
-        The probabilities of a joined part are computed once.
+        Being a seed does not count. The probabilities of a joined part are computed once.
         """
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
@@ -61,7 +61,7 @@ class StoredVip:
         batch_size: int,
         replace: bool,
     ) -> bool:
-        """Returns True if the probabilities of these parts were computed for this workload. ``fanouts`` has a list per edge type."""
+        """True if the probabilities of these parts are for this workload. ``fanouts`` has a list per edge type."""
         named = self._description
         same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
@@ -70,7 +70,7 @@ class StoredVip:
         return torch.equal(seeds.sort().values, own)
 
     def of_workload(self, stored: range, *workload: Any) -> dict[str | None, Tensor] | None:
-        """Returns the probabilities of every type if they are of this workload (:meth:`is_of`); see :meth:`salientpp.PartitionedGraph.vip_of`."""
+        """Implements :meth:`salientpp.PartitionedGraph.vip_of`. ``workload``: the arguments of :meth:`is_of`."""
         if not self.is_of(stored, *workload):
             return None
         if self._description.topology == PARTS:
@@ -78,7 +78,7 @@ class StoredVip:
         return {type_.name: self.of(type_, stored) for type_ in self._description.node_types}
 
     def find(self, stored: range) -> dict[str | None, Tensor] | None:
-        """Returns the probabilities of every type as :meth:`of`, or None if they are not in the directory."""
+        """Returns the probabilities of all types, type -> float32 [N], or None if they would have to be computed."""
         types = self._description.node_types
         if len(stored) == 1:
             return {type_.name: self.of(type_, stored) for type_ in types}
@@ -93,7 +93,7 @@ class StoredVip:
         return self._joined[stored]
 
     def keep(self, stored: range, vip: Mapping[str | None, Tensor]) -> None:
-        """Keeps the probabilities of joined parts, by type float32 [N]: in files, or in memory if the disk is full or read-only."""
+        """Stores joined parts' probabilities, type -> float32 [N], in files, or in memory if that fails."""
         self._joined.pop(stored, None)
         for type_, of_type in vip.items():
             try:

@@ -1,4 +1,4 @@
-"""The job of one ``partition`` call, and the JSON that identifies it, so that a later call can tell whether it continues the same job."""
+"""The job of a ``partition`` call. JSON identifies it, so that a later call knows whether it continues the same job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The job of one :func:`~salientpp.store.directory.writer.partition` call: the data as read, and the options without 'auto'. Fanouts are per relation."""
+    """Job of one :func:`salientpp.partition` call: its data, and options without 'auto'. Fanouts are per relation."""
 
     contents: Contents
     num_parts: int
@@ -33,7 +33,7 @@ class Job:
     progress: Progress
 
     def task(self) -> dict[str, Any]:
-        """Returns JSON that distinguishes this job from others."""
+        """Returns JSON that is equal for calls with equal data and arguments, and differs for others."""
         contents, options = self.contents, self.options
         tables = [
             [type_, name, frame.to_json()]
@@ -66,14 +66,14 @@ class Job:
 
 
 def _named(method: Any) -> Any:
-    """Returns JSON that distinguishes one method from others."""
+    """Returns JSON that identifies the argument ``method``, which may be a name or given parts."""
     if isinstance(method, Mapping):
         return {str(name): _named(parts) for name, parts in method.items()}
     return identify(method.detach().cpu()) if isinstance(method, Tensor) else str(method)
 
 
 def _identify(contents: Contents) -> list[list[Any]]:
-    """Returns the identity of the data: the number of vertices of each type, and for every array its name and the JSON that identifies it."""
+    """Returns JSON that identifies the data: the size of each vertex type, and name and identity of each array."""
     graph, found = contents.graph, []
     for edge_type, relation in zip(graph.edge_types, graph.relations):
         of = "" if edge_type is None else f" of {edge_type}"

@@ -66,7 +66,7 @@ class Topology:
         return stored_rows(edges, name, [edge_column(self.arrays, edges, name, piece) for piece in files])
 
     def edges_into(self, edges: EdgeType, stored: range) -> tuple[int, int]:
-        """Returns the first edge whose target the consecutive parts ``stored`` own, and the edge after the last."""
+        """Returns (first, end): the edges ``first`` to ``end - 1`` lead into the consecutive parts ``stored``."""
         first, last = stored.start, stored.stop
         if edges.edge_offsets is not None:
             return edges.edge_offsets[first], edges.edge_offsets[last]
@@ -74,7 +74,7 @@ class Topology:
         return int(indptr[offsets[first]]), int(indptr[offsets[last]])
 
     def lists_of_part(self, edges: EdgeType, part_id: int) -> tuple[Tensor, Tensor]:
-        """Returns the lists of the targets that a part on disk owns: ``indptr`` int64 [n + 1] from 0, and ``indices`` [e], memory-mapped."""
+        """Returns the lists of a part on disk: ``indptr`` int64 [n + 1], from 0, and memory-mapped ``indices`` [e]."""
         if edges.edge_offsets is not None:
             return self._lists_in_file(edges, part_id)
         indptr, indices = self.lists[edges.name]
@@ -83,7 +83,7 @@ class Topology:
         return own - own[0], indices[int(own[0]) : int(own[-1])]
 
     def column_of_part(self, edges: EdgeType, name: str, part_id: int) -> Tensor:
-        """Returns an attribute's rows [e, ...] for the edges of :meth:`lists_of_part`, memory-mapped, encoded if they are stored so."""
+        """Returns memory-mapped rows [e, ...] of the edges of :meth:`lists_of_part`. Encoded rows stay encoded."""
         if edges.edge_offsets is not None:
             return edge_column(self.arrays, edges, name, part_id)
         begin, end = self.edges_into(edges, range(part_id, part_id + 1))
@@ -91,11 +91,11 @@ class Topology:
 
     @lazy
     def graph(self) -> Graph:
-        """The lists of a homogeneous graph. They were validated when written, so they are not read again here."""
+        """Neighbour lists of a homogeneous graph. They were checked when written, so this does not read them."""
         return Graph.trusted(*self.lists[None])
 
     def typed_graph(self, time_attr: str | None, weight_attr: str | None) -> TypedGraph:
-        """Returns the lists with times and weights; see :meth:`salientpp.PartitionedGraph.typed_graph`."""
+        """Returns the neighbour lists with times and weights; see :meth:`salientpp.PartitionedGraph.typed_graph`."""
         named = self.description
         self.check_attributes(time_attr, weight_attr)
         node_time = {} if time_attr is None else self.node_times(time_attr)
@@ -140,7 +140,7 @@ class Topology:
         self._check_is_exact("weight_attr", weight_attr, self.description.edge_types)
 
     def _check_is_exact(self, argument: str, name: str | None, types: Iterable[VertexType | EdgeType]) -> None:
-        """Raises ValueError if rows of an attribute that decides draws are encoded."""
+        """Raises ValueError if the attribute ``name``, which decides how batches are drawn, is stored encoded."""
         for type_ in types:
             narrow = None if name is None or name not in type_.attributes else type_.narrow(name)
             if narrow is not None:
@@ -151,16 +151,16 @@ class Topology:
 
     @lazy
     def original_ids(self) -> dict[str | None, Tensor]:
-        """The user's id of every global id, int64 [N] per type."""
+        """The user's ids, int64 [N] per vertex type: entry i is the id that vertex i has in the user's data."""
         return {type_.name: self.arrays.open(type_.original_id_file) for type_ in self.description.node_types}
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
-        """The global id of every user's id, int64 [N] per type, for types whose ids were asked for."""
+        """Global ids, int64 [N] per vertex type: entry i belongs to the user's vertex i. Filled when first needed."""
         return {}
 
     def user_ids(self, n_id: Tensor, type_: str | None) -> Tensor:
-        """See :meth:`salientpp.PartitionedGraph.original_id`."""
+        """Translates global ids to the user's ids; see :meth:`salientpp.PartitionedGraph.original_id`."""
         if n_id.numel() and (n_id.dtype == torch.bool or n_id.is_floating_point() or n_id.is_complex()):
             raise ValueError(f"n_id must be integer ids of this graph, got {n_id.dtype}")
         ids, original = n_id.cpu().to(torch.int64), self.original_ids[type_]
@@ -177,7 +177,7 @@ class Topology:
         return found.to(n_id.device)
 
     def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:
-        """See :meth:`salientpp.PartitionedGraph.directory_id`."""
+        """Translates the user's ids to global ids; see :meth:`salientpp.PartitionedGraph.directory_id`."""
         must = "ids must be integer ids of the data that was partitioned"
         given = as_tensor(ids, must)
         if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex):
@@ -191,12 +191,12 @@ class Topology:
         return self._reverse[type_][flat].view(given.shape).to(given.device)
 
     def _edge_columns(self, name: str) -> dict[EdgeName, Tensor]:
-        """Returns an attribute of every edge type that has it."""
+        """Returns the rows [E, ...] of an attribute, for every edge type that has it."""
         types = self.description.edge_types
         return {type_.name: whole(self.column(type_, name)) for type_ in types if name in type_.attributes}
 
     def node_times(self, time_attr: str) -> dict[str | None, Tensor]:
-        """Returns the times of every type that has them, int or float [N]. They come from one file, or are concatenated from all parts."""
+        """Returns the times of all vertices, int or float [N], for every vertex type that has them."""
         root, arrays = self.arrays.root, self.arrays
         there, times = parts_there(root), {}
         for type_ in self.description.node_types:

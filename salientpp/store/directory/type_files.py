@@ -31,13 +31,13 @@ def write_edges(
     numberings: Mapping[str | None, Numbering],
     contents: Contents,
 ) -> None:
-    """Writes topology, attributes and splits of one edge type. ``num_targets`` is the number of lists in each file of ``indptr``."""
+    """Writes topology, attributes and splits of an edge type. ``num_targets``: number of lists per ``indptr`` file."""
     targets, sources, narrow = numberings[edges.target], numberings[edges.source], contents.edge_narrow[edges.name]
     indptr, _ = relabeled_edges(relation, targets, sources)
     sizes = [end - begin for begin, end in edges.pieces]
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the user's edge numbers in the new order, and the sources of these edges."""
+        """Yields pieces of all edges in their new order: their numbers in the user's data, and their sources."""
         for position, source in relabeled_edges(relation, targets, sources)[1]:
             yield position if relation.edge_id is None else relation.edge_id[position], source
 
@@ -76,7 +76,7 @@ def write_edges(
 
 
 def divided(pieces: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[Iterator[Tensor]]:
-    """Divides a stream of tensors along dimension 0. Yields, for every size, a stream with this number of rows; read it to its end before the next."""
+    """Yields a stream of rows for each size, cut from one stream of tensors. Read each to its end before the next."""
     stream, rest = iter(pieces), None
 
     def rows(size: int) -> Iterator[Tensor]:

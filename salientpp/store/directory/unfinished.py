@@ -27,7 +27,7 @@ _PATTERNS = (HALF_WRITTEN, _KEPT)
 
 
 def check_root_is_free(root: Path, overwrite: bool) -> None:
-    """Raises ValueError if ``root`` exists and may not be replaced: without ``overwrite``, or if it holds files that this package did not write."""
+    """Raises ValueError if ``root`` exists, unless ``overwrite`` is set and this package wrote all files in it."""
     if not root.exists():
         return
     if not overwrite:
@@ -53,9 +53,9 @@ def _listed(names: list[str]) -> str:
 
 @contextlib.contextmanager
 def folder_beside(root: Path) -> Iterator[Path]:
-    """Creates and locks the directory that becomes ``root``.
+    """Creates and locks a hidden folder beside ``root``, in which the new directory is written.
 
-    On failure the directory stays if the next run can continue the work. If not, it is removed, with the parents that were made for it.
+    If writing fails, the folder stays for the next run if a step is finished. Else it is removed, with new parents.
     """
     place = Path(os.path.realpath(root))
     folder = place.parent / hidden_name(place.name, "writing")
@@ -88,7 +88,7 @@ def folder_beside(root: Path) -> Iterator[Path]:
 
 
 def begin(folder: Path, kind: str, task: Mapping[str, Any], root: Path, overwrite: bool) -> Journal:
-    """Opens the journal of a task that writes ``root``. The caller holds the folder's lock (:func:`folder_beside`)."""
+    """Opens the journal in ``folder`` of a task that writes ``root``. :func:`folder_beside` holds the folder's lock."""
     return Journal.open(folder, kind, task, overwrite=overwrite, name=root)
 
 

@@ -152,14 +152,14 @@ def _check_form(num_parts: int, topology: str) -> None:
 
 
 def _decided(options: PartitionOptions, contents: Contents, num_parts: int) -> tuple[PartitionOptions, str | None]:
-    """Replaces 'auto' and None in the options by the choices for this graph. Also returns the reason if vertices will not be moved."""
+    """Replaces 'auto' and None in the options by choices. Also returns why vertices will not move, or None."""
     num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
     num_seeds = sum(ids.numel() for ids in contents.starts.values())
     return options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
 
 
 def _check_times(job: Job) -> None:
-    """Raises ValueError if the topology is to be stored in parts, and the times of edges cannot be read part by part."""
+    """Raises ValueError if a topology in parts is wanted, but a part alone could not compare its edges' times."""
     if job.topology == PARTS and job.time_attr is not None:
         of_edges = {name: columns.get(job.time_attr) for name, columns in job.contents.edge_columns.items()}
         check_times_of_edges({name: time.dtype for name, time in of_edges.items() if time is not None}, job.time_attr)
@@ -202,7 +202,7 @@ def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, An
 
 
 def _assigned(job: Job, writer: StepWriter) -> PartitionAssignment:
-    """Returns the parts of all vertices, from the journal or computed and recorded now."""
+    """Returns the part of every vertex: read from a finished step, or computed and recorded as a step now."""
 
     def write() -> dict[str, Any]:
         num_vertices, options = sum(job.contents.graph.num_vertices), job.options
@@ -262,7 +262,7 @@ def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str |
 
 
 def _unnamed_table(folder: Path, *shape: int) -> Tensor:
-    """Returns float32 of this shape, mapped from an unnamed temporary file, so that the system can evict its pages when memory is short."""
+    """Returns a float32 table in a mapped temporary file. The system can move its pages to disk if memory is short."""
     with says_what_to_do(folder), tempfile.TemporaryFile(dir=folder) as file:
         # Space is reserved now, because a disk that fills up later would kill the process.
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
@@ -340,7 +340,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
 
 
 def _edge_offsets(relation: Relation, part: Tensor, num_parts: int) -> list[int]:
-    """Returns K + 1 numbers: the first edge of each part. An edge belongs to the part of its target."""
+    """Returns K + 1 numbers: the first edge into each part, then the number of all edges."""
     sizes = torch.zeros(num_parts + 1, dtype=torch.int64, device="cpu")
     sizes.index_add_(0, part + 1, relation.indptr.diff())
     return sizes.cumsum(0).tolist()
@@ -357,7 +357,7 @@ def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
 
 
 def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
-    """Returns the manifest's entry for an attribute, including its encoding if ``stored`` gives one."""
+    """Returns the manifest's entry of an attribute. It has the encoding and its error if ``stored`` gives them."""
     entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
     if stored is not None:
         narrow, loss = stored
