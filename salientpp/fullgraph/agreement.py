@@ -29,7 +29,7 @@ NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RanksDiffer(ValueError):
-    """Raised if the ranks are about to do different things. Every rank raises it, at the same collective and with the same text.
+    """Raised if the ranks are about to start different collectives. Every rank raises it at once, with the same text.
 
     The ranks' connections stay usable, because all ranks have taken part in the same collectives.
 
@@ -46,16 +46,15 @@ class RanksDiffer(ValueError):
 
 @dataclass(eq=False)
 class Agreement:
-    """State, on one rank, of the checks that all ranks start the same collectives.
+    """Checks, before each collective, that all ranks start the same one. This object has the state of one rank.
 
     Attributes:
-        within: all ranks of the job, if ``comm`` connects only some of them; they are all told of a difference. None:
-            ``comm`` connects all.
-        place: the layer that is running on this rank, as errors name it; empty outside the model.
+        within: connections of all ranks of the job, which are also told of a difference. None: ``comm`` connects all.
+        place: text that names the layer that is running on this rank, for errors; empty outside the model.
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
         exchanges: number of exchanges of rows so far.
-        batch: the batch of the latest call, as errors name it; empty in full-graph training.
+        batch: text that names the batch of the latest call, for errors; empty in full-graph training.
     """
 
     comm: Comm
@@ -69,7 +68,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], batch: str = "") -> Iterator[None]:
-        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``: a description of each aspect of the call, by its name."""
+        """Wraps a model's call. The ranks compare its ``facts`` (name -> text) before their next collective."""
         self.calls += 1
         self.batch = f", {batch}" if batch else ""
         self._facts = dict(facts)
@@ -79,7 +78,7 @@ class Agreement:
             self.place = ""
 
     def name_exchange(self, rows: Tensor, kind: str) -> str:
-        """Returns a name for the next exchange of ``rows`` [n, ...], which errors show. All ranks must get the same name."""
+        """Numbers the next exchange of ``rows`` [n, ...], and returns a name for errors, which all ranks must get."""
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
@@ -112,7 +111,7 @@ class Agreement:
         return settle
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
-        """Finds out how the ranks differ, and returns the error that all of them raise. Collective."""
+        """Returns the error that all ranks raise: it says how their next steps differ. Collective."""
         everyone = self.comm.gather_facts(
             {"operation": operation, "facts": facts, "calls": self.calls, "exchanges": self.exchanges}
         )
@@ -134,7 +133,7 @@ class Agreement:
         return RanksDiffer(text)
 
     def _by_rank(self, subject: str, values: list[str]) -> str:
-        """Lists the distinct values for an error message, each with the ranks that have it."""
+        """Returns text for an error: each distinct value of ``subject``, with the ranks that have it."""
         ranks: dict[str, list[int]] = {}
         for rank, value in zip(self.comm.numbers, values, strict=True):
             ranks.setdefault(value, []).append(rank)
@@ -145,7 +144,7 @@ class Agreement:
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
-    """Returns the facts that must be equal when all ranks call model ``number`` with rows ``x`` [n, ...] of vertices."""
+    """Describes a call of model ``number`` with rows ``x`` [n, ...] by facts that must be equal on all ranks."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     facts = {

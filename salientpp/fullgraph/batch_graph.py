@@ -1,4 +1,4 @@
-"""Presents one rank's part of a batch, which several ranks compute together, as a graph for a distributed model. Making it needs no exchange."""
+"""Makes a graph for a distributed model from one rank's share of a batch that several ranks compute together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from salientpp.sampling.host_share import HostShare
 
 @dataclass(eq=False)
 class BatchGraph(RankGraph):
-    """One rank's vertices of a batch that the ranks of a host compute together, or only those within some hops of the seeds.
+    """One rank's share of a batch that a host's ranks compute together: the rank's vertices, and the edges into them.
 
-    The rank's vertices and edges are its share. Many layers cannot be called without rows. So a share without vertices gets one vertex with a self-loop,
-    whose row is removed from the model's output. A share without vertices within some hops computes its first vertex there, whose row no other rank gets.
+    The graph may have only the vertices within some hops of the seeds. Many layers cannot be called without rows. So a
+    share without vertices gets one vertex with a self-loop, whose row is removed from the output. If no vertex is
+    within the hops, it has the share's first vertex, whose row no rank gets.
 
     Attributes:
         ranks: the ranks of the host.
@@ -65,7 +66,7 @@ class BatchGraph(RankGraph):
         self.helpers = Helpers(self)
 
     def _renumbered(self, edges: Tensor) -> Tensor:
-        """Turns row numbers of the whole share in edges [2, e] into those of this graph."""
+        """Renumbers edges [2, e]: from rows of the whole share to rows of this graph, whose halo is smaller."""
         share = self.share
         begins = torch.tensor([*accumulate(share.recv_counts, initial=0)][:-1], device=edges.device)
         now = torch.tensor([*accumulate(self.recv_counts, initial=0)][:-1], device=edges.device)
@@ -75,9 +76,9 @@ class BatchGraph(RankGraph):
         return torch.stack([source, edges[1]])
 
     def within_hops(self, hops: int) -> BatchGraph:
-        """Returns the part of the whole share that one layer needs if its inputs are needed within ``hops`` >= 1 hops of the seeds.
+        """Returns a smaller graph, for a layer whose input rows are needed only within ``hops`` >= 1 hops of the seeds.
 
-        It has the own vertices and the halo within ``hops`` hops, and the edges into own vertices within ``hops`` - 1 hops.
+        It has own and halo vertices within ``hops`` hops, and edges into own vertices within ``hops - 1`` hops.
         """
         if hops >= len(self.share.own) - 1:
             return self
@@ -96,7 +97,7 @@ class BatchGraph(RankGraph):
         return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
 
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
-        """Groups edges [2, e] into own vertices by target. Also returns the number of the edge at each place, or None if the order is the same."""
+        """Groups edges [2, e] by target. Also returns their new order (numbers of edges), or None if none moved."""
         if isinstance(edges, BatchEdges) and edges.is_given:
             made = edges.hops.lists(edges.relation)  # threads of the loader may have made them
             if made is not None and made.num_sources == self.num_rows:
@@ -115,7 +116,7 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target of edges [2, e] that are sorted by target, except for one self-loop per target at the end. None for other edges."""
+        """Returns the order by target of edges [2, e], if they are sorted up to a self-loop per target at the end."""
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")
@@ -143,7 +144,7 @@ class BatchGraph(RankGraph):
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks of the host: in one process too, batch normalisation takes its statistics from one batch."""
+        """The ranks of the host, because batch normalisation takes its statistics from one batch, as in one process."""
         return self.ranks
 
     @property

@@ -1,4 +1,4 @@
-"""The model that the ranks of a host compute together for each batch of a loader with ``cooperate="host"``."""
+"""Model for a loader with ``cooperate="host"``: the ranks of a host compute each batch together."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from salientpp.sampling.host_share import HostShare
 
 
 class BatchModel(DistributedModel):
-    """Model over the ranks of a job, each host of which computes batches of its own. Made by :func:`salientpp.distribute` for a loader.
+    """Model that the ranks of a host compute together, one batch after the other.
 
-    Every call belongs to the batch whose ``edge_index`` it gets. Rows travel between the ranks of a host. Losses and gradients of parameters are summed over
-    all ranks.
+    :func:`salientpp.distribute` makes it. Every call belongs to the batch whose ``edge_index`` it gets. Rows travel
+    between the ranks of a host. Losses and gradients of parameters are summed over all ranks.
     """
 
     graph: BatchGraph
@@ -56,7 +56,7 @@ class BatchModel(DistributedModel):
 
     @_helpers.setter
     def _helpers(self, _: Helpers) -> None:
-        """Does nothing: each batch has its own degrees, so no values are kept between calls."""
+        """Ignores the helpers that the base class sets: each batch's graph has its own, because degrees differ."""
 
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -87,7 +87,7 @@ class BatchModel(DistributedModel):
         return x, args, kwargs
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Extends the arguments, and cuts rows of targets to those that the layer computes in this batch."""
+        """Appends halo rows as the base class does, and cuts tables of targets to the rows that the layer computes."""
         number = self.graph.num_targets
         given = super()._extended(conv, edge_level, given)
         for name in source_names(conv, edge_level):
@@ -129,9 +129,9 @@ class BatchModel(DistributedModel):
 def of_loader(
     module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute, error: Exception | None
 ) -> BatchModel:
-    """Distributes a model over the ranks of a loader. All models of one loader use the same connections. Collective.
+    """Distributes a model over the ranks of a loader. All models of one loader share connections. Collective.
 
-    ``error``: a mistake that this rank has found in the user's arguments, of which the other ranks are told.
+    ``error``: a mistake that this rank has found in the user's arguments. Every rank then raises an error.
     """
     if cooperation not in _connections:
         job = Ranks(cooperation.comm.among(range(cooperation.comm.size), between_devices=True))
@@ -151,7 +151,7 @@ def _empty(job: Ranks, host: Ranks) -> BatchGraph:
 
 
 def _edges_of(value: Any) -> BatchEdges | None:
-    """Finds the edges of this rank's share in a call's arguments: in containers, or in objects of PyG."""
+    """Finds ``batch.edge_index`` in a call's arguments, also in containers and in ``Data``. None if it is missing."""
     if isinstance(value, BatchEdges):
         return value if value.is_given and value.hops.share is not None else None
     return next((edges for edges in map(_edges_of, _items(value)) if edges is not None), None)
@@ -166,7 +166,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _with_row(value: Any) -> Any:
-    """Gives a rank without vertices one row in each empty tensor of the arguments. Edges become a self-loop."""
+    """Adds a row to each empty tensor in the arguments, for a rank without vertices. Edges become one self-loop."""
     if isinstance(value, BatchEdges):
         return mark(torch.zeros((2, 1), dtype=value.dtype, device=value.device), value.hops, value.relation)
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Minimum cuts that decide which rows of other ranks are kept, fetched or summed, and minimum vertex covers.
+"""Decides by minimum cuts which rows of other ranks a rank keeps, fetches or gets as sums. Also computes vertex covers.
 
 The graph of :func:`least_cut` has a source, a sink and the following nodes. A node is on the source's side of the cut if its statement
 is true.
@@ -34,13 +34,13 @@ _SOURCE, _SINK, _FIRST = 0, 1, 2
 
 
 class _Arcs:
-    """Arcs of a graph that is being built."""
+    """Collects the arcs of a graph, and finds its minimum cut."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, tail: Tensor | int, head: Tensor | int, capacity: Tensor | float) -> None:
-        """Adds n arcs. At least one end is int64 [n]; a number as an end or capacity holds for all of them."""
+        """Adds n arcs. ``tail`` or ``head`` is int64 [n], or both are. A single value holds for all arcs."""
         size = next(end.numel() for end in (tail, head) if isinstance(end, Tensor))
         ends = [self._filled(end, size, torch.int64) for end in (tail, head)]
         self._found.append((ends[0], ends[1], self._filled(capacity, size, torch.float64)))
@@ -63,15 +63,14 @@ def least_cut(
     sums: Sequence[float],
     fixed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Finds the cheapest way to get all rows that one rank needs.
+    """Finds the cheapest choice by which a rank gets all rows that it needs: kept, fetched or as sums.
 
     Args:
-        named: int64 [2, e], edges from m candidates, which are vertices of other ranks, to groups of edges that one sum
-            can serve.
+        named: int64 [2, e], edges from candidates (m vertices of other ranks) to groups. One sum can serve a group.
         pairs: int64 [2, f], edges between candidates.
         keep: for each depth, the costs float64 [m] of keeping each candidate one layer deeper.
         fetch, sums: for each hop, the costs of a row and of a sum; infinite for hops without sums.
-        fixed: int64 [m], the depths to take; None: the cheapest.
+        fixed: int64 [m], the depths that the result must have; None: the cheapest.
 
     Returns:
         depths: int64 [m], -1 for candidates that are not kept.
@@ -109,9 +108,9 @@ def least_cut(
 
 
 def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the fewest left and right ends, ascending, that cover all edges. Edge i joins ``left[i]`` and ``right[i]``. Repeated edges count once.
+    """Returns a smallest set of left and right ends, ascending, with an end of every edge: ``left[i]`` or ``right[i]``.
 
-    If several covers are that small, one with the most left ends is returned.
+    Of several smallest sets, it returns one with the most left ends.
     """
     lefts, u = left.unique(return_inverse=True)
     rights, v = right.unique(return_inverse=True)

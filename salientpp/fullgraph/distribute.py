@@ -20,7 +20,7 @@ from salientpp.suggestions import suggest_arguments
 
 
 class Cooperative(Protocol):
-    """Loader whose batches the ranks of a host may compute together."""
+    """Interface of a loader that :func:`distribute` accepts: ranks of a host may compute its batches together."""
 
     cooperation: Cooperation | None
 

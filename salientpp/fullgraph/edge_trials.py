@@ -1,4 +1,4 @@
-"""Tries out whether a layer computes each target from the edges into it only.
+"""Tries layers, to find those that compute a target's row from edges into other targets too. Such layers are refused.
 
 PyG's layers do, but a subclass, a module inside a layer or a hook may look at all targets. For example, ``update`` of a subclass may subtract a mean. A rank
 has only the edges into its own vertices. So the first call of a layer is repeated three times without effects: with all edges, and with only the edges into
@@ -27,7 +27,7 @@ from salientpp.nn.unchanged import change_of
 
 
 class EdgeTrials:
-    """Tries the layers of one model. Each layer is tried once in training, once in evaluation, and again after a known change.
+    """Tries each layer of a model once in training and once in evaluation, and again after the layer was changed.
 
     Attributes:
         is_running: True during a trial. Only some ranks may run one, so a trial must not ask other ranks.
@@ -41,7 +41,7 @@ class EdgeTrials:
         return EdgeTrials()
 
     def check(self, model: torch.nn.Module, conv: MessagePassing, *call: Any) -> None:
-        """Raises RowsMixed if :meth:`mixes` is True for a layer of ``model``."""
+        """Raises RowsMixed if a layer of ``model`` computes a target from edges into others, as :meth:`mixes` finds."""
         if self.mixes(conv, *call):
             path = next(path for path, each in model.named_modules() if each is conv)
             raise RowsMixed(
@@ -99,7 +99,7 @@ class EdgeTrials:
 
     @staticmethod
     def _cut(value: Any, edges: Tensor) -> Any:
-        """Selects the edges of a mask [e] from a tensor with a row for each edge; other values stay."""
+        """Returns the rows of the edges that a mask [e] selects. A value without a row for each edge stays as it is."""
         return value[edges] if isinstance(value, Tensor) and value.dim() and value.size(0) == edges.numel() else value
 
     @staticmethod

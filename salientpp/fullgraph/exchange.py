@@ -40,10 +40,10 @@ _MOST_TOLD = ROOM // 8 - 8
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Plan of an exchange, used in every training step: the rows that this rank sends to each rank, and how many it receives.
+    """Plan of an exchange: rows that this rank sends to each rank, and how many it receives. Every step uses it again.
 
     Attributes:
-        send: int64 [sum(send_counts)], positions of the rows to send in this rank's table, grouped by receiver.
+        send: int64 [sum(send_counts)], numbers of the rows of this rank's table to send, grouped by receiver.
         send_counts, recv_counts: numbers of rows that this rank sends to, and receives from, each rank.
     """
 
@@ -53,7 +53,7 @@ class Route:
 
     @classmethod
     def asking(cls, ranks: Ranks, wanted: Tensor, offsets: Sequence[int]) -> Route:
-        """Makes the route that brings each rank its ``wanted`` rows. Collective.
+        """Asks the owners for the rows that each rank wants. Returns the route that brings these rows. Collective.
 
         Args:
             wanted: ascending global ids, int64 [n].
@@ -72,13 +72,13 @@ class Route:
 
 @dataclass(eq=False)
 class Ranks:
-    """Ranks that share a graph, with differentiable collectives between them and counts of the traffic.
+    """Connects ranks that share a graph: differentiable collectives between them, and counts of their traffic.
 
     Attributes:
         device: device of the rows in computations.
         received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
-        within: the larger group that these ranks belong to; None: these are all ranks of a job.
-        memory: exchanges over the memory that these ranks share; None: rows travel over the network.
+        within: the larger group that these ranks belong to. None: these are all ranks of a job.
+        memory: exchanges rows through memory that these ranks share. None: rows travel over the network.
     """
 
     comm: Comm
@@ -100,10 +100,10 @@ class Ranks:
         return self.comm.size
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        """Connects some of these ranks, such as those of a host, in ascending order. All ranks of this group are told of failures there.
-        Collective among the chosen ranks.
+        """Connects some of these ranks, such as a host's, in ascending order. Collective among the chosen ranks.
 
-        Devices exchange their rows over NCCL, if these ranks do. Otherwise rows travel through memory that the ranks share, if they can share it.
+        All ranks of this larger group are told of failures in the new one. The new group exchanges rows over NCCL if
+        this one does, otherwise through shared memory if possible.
         """
         comm = self.comm.among(ranks, between_devices=True)
         memory = HostMemory.create(comm) if comm.device.type == "cpu" else None
@@ -115,7 +115,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def reporting(self, task: str) -> Iterator[None]:
-        """Wraps a ``task``. An error of this rank in it, also Ctrl-C, is reported to the other ranks, so that none waits for this rank."""
+        """Wraps a ``task``. If it fails here, also by Ctrl-C, the other ranks are told, so that none waits."""
         try:
             yield
         except (RankFailure, RanksDiffer):  # the other ranks have been told
@@ -126,7 +126,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def preparing(self, task: str) -> Iterator[None]:
-        """Wraps the steps of this rank before the first collective of a ``task``. After an error here, every rank raises an error, and all stay connected."""
+        """Wraps steps before a ``task``'s first collective. After an error, all ranks raise, and stay connected."""
         try:
             yield
         except Exception as error:
@@ -147,17 +147,17 @@ class Ranks:
             yield
 
     def agree(self, operation: str) -> None:
-        """Waits until all ranks are about to do ``operation``; raises RanksDiffer if one is not. Call it before collectives that users can trigger."""
+        """Waits until all ranks are about to do ``operation``. Raises RanksDiffer if one is about to do another."""
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agrees with the other ranks on repeated exchanges of ``rows`` [n, ...]. Returns their common name."""
+        """Agrees with the other ranks on repeated exchanges of ``rows`` [n, ...]. Returns a name for all of them."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name
 
     def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Returns every rank's ``numbers`` for an ``operation``, by rank. All ranks must give equally many 64-bit numbers. This call blocks."""
+        """Returns every rank's ``numbers``: a list per rank, all of one length, 64-bit. Collective; it blocks."""
         operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
         values = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if values.nbytes <= ROOM:
@@ -168,7 +168,7 @@ class Ranks:
     def begin(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str
     ) -> Pending | HostPending:
-        """Starts an agreed exchange of rows [sum(send_counts), ...], which is counted under ``kind``."""
+        """Starts an exchange of rows [sum(send_counts), ...] that was agreed on. ``kind`` names its counter."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         if self.memory is not None:
             return self.memory.begin(rows.detach(), send_counts, recv_counts)
@@ -183,7 +183,7 @@ class Ranks:
             operation: name of the exchange in errors.
             rows: [n, ...]
             take: int64 [sum(send_counts)], the rows to send, grouped by receiver; None: all.
-            counts: numbers of rows that this rank sends to each rank, and numbers that it receives from each rank.
+            counts: the numbers of rows that this rank sends to each rank, and that it receives from each rank.
         """
         send_counts, recv_counts = counts
         if self.memory is None or self.size > _MOST_TOLD:
@@ -211,11 +211,11 @@ class Ranks:
     # --- differentiable -------------------------------------------------------------------------------------
 
     def fetch(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Tensor:
-        """Returns the rows [route.num_received, ...] that arrive along a route, grouped by sender. See :class:`Flight` for the arguments."""
+        """Returns the rows [route.num_received, ...] that arrive, by sender. Arguments as in :class:`Flight`."""
         return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns stand-ins for parameters that are equal on all ranks. The backward gives every rank the sum of the ranks' gradients."""
+        """Returns stand-ins for parameters, which pass the sum of all ranks' gradients on in the backward."""
         for parameter in parameters:
             hooks: dict[int, Any] = parameter._backward_hooks or {}
             for key, hook in hooks.items():
@@ -223,7 +223,7 @@ class Ranks:
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """Sums a tensor over the ranks; the result is bitwise equal on every rank. Of a large tensor, each rank sums one piece, in the order of the ranks."""
+        """Returns the sum over ranks, bitwise equal on all of them. Each rank sums a piece of a large tensor."""
         size = self.size
         if size == 1:
             return values.detach().clone()
@@ -249,10 +249,10 @@ def width_of(rows: Tensor) -> int:
 
 
 class Flight:
-    """One exchange of rows along a route, from its start to the arrival; the backward sends gradients the other way.
+    """One exchange of rows along a route. Its construction starts it, :meth:`rows` waits. The backward sends gradients.
 
     Args:
-        rows: [n, ...], this rank's table, of which the route sends rows.
+        rows: [n, ...], this rank's table. The route says which of its rows to send.
         kind: name under which :attr:`Ranks.received` counts the traffic.
         name: result of :meth:`Ranks.agree_to_exchange`, if the ranks have already agreed on this exchange. None: they agree on it here.
     """
@@ -269,7 +269,7 @@ class Flight:
         self._token: Tensor | None = _Start.apply(rows, self)
 
     def begin_agreed(self, rows: Tensor) -> Pending | HostPending:
-        """Starts to send the rows of an exchange that the ranks have agreed on."""
+        """Starts to send the rows, without asking the other ranks, because they have agreed on this exchange."""
         route = self.route
         return self.ranks.begin(rows.index_select(0, route.send), route.send_counts, route.recv_counts, self.kind)
 
@@ -281,7 +281,7 @@ class Flight:
 
 
 class _Start(torch.autograd.Function):
-    """Sends the rows. Its backward waits for their gradients and adds them up."""
+    """Starts to send rows. Its backward waits for the gradients of these rows, and adds up those of the same row."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
@@ -305,7 +305,7 @@ class _Start(torch.autograd.Function):
 
 
 class _Arrive(torch.autograd.Function):
-    """Receives the rows. Its backward sends their gradients."""
+    """Waits for rows of other ranks. Its backward sends the gradients of these rows back."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, flight: Flight) -> Tensor:
@@ -327,7 +327,7 @@ class _Arrive(torch.autograd.Function):
 
 
 def total(values: Tensor, ranks: Ranks) -> Tensor:
-    """Sums all ranks' ``values``; the result is bitwise equal on every rank. The gradient of ``values`` is the sum of the ranks' gradients."""
+    """Returns the sum of all ranks' ``values``, bitwise equal on every rank. Its backward sums the ranks' gradients."""
     return _Total.apply(values, ranks)
 
 
@@ -345,7 +345,7 @@ class _Total(torch.autograd.Function):
 
 @dataclass
 class _OfGradients:
-    """Calls a parameter's hook only if the parameter has a gradient. Autograd in one process does the same for unused parameters."""
+    """Wraps a parameter's hook, which then runs only if the parameter has a gradient, as it does in one process."""
 
     hook: Any
 
@@ -364,7 +364,7 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Sums gradients over the ranks. Only a parameter that no rank used gets no gradient."""
+        """Sums gradients over the ranks. A parameter gets none only if no rank used it."""
         ranks: Ranks = ctx.ranks
         if ranks.size == 1:
             return None, *gradients

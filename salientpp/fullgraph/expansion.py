@@ -1,4 +1,4 @@
-"""Choice of the vertices of other hosts that a host preloads for full-graph training.
+"""Chooses the vertices of other hosts that a host preloads for full-graph training.
 
 A host starts from its inner vertices, which its ranks own. In each round, every vertex of a frontier picks in-neighbours that are not inner vertices: all of
 them, or at most ``fanout`` random ones. The first frontier has the inner vertices. Each later one has the vertices that were picked for the first
@@ -24,7 +24,7 @@ from salientpp.store.target_lists import Edges
 
 @dataclass(frozen=True)
 class Preload:
-    """Vertices of other hosts that a host keeps for full-graph training, see :func:`salientpp.fullgraph.local`.
+    """User's options for preloading vertices of other hosts, so that no rows travel between hosts in a training step.
 
     Attributes:
         hops: number of rounds in which vertices pick in-neighbours, at least 0. Training is exact if ``fanout`` is None and ``hops`` is at least the number
@@ -51,12 +51,12 @@ class Preload:
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """Vertices that a host keeps, and those of their incoming edges that this rank has read.
+    """Result of :func:`expanded`: vertices that a host keeps, and the edges into them that this rank has read.
 
     Attributes:
         inner: the ids of the host's inner vertices.
         picked: int64 [p], ids of the picked vertices of other hosts, ascending.
-        reads: pairs of vertices int64 [m] and all edges into them. Each vertex of the host is in a pair on exactly one rank of the host.
+        reads: (vertices int64 [m], all edges into them), for each round. Every vertex is read by one rank of the host.
     """
 
     inner: range
@@ -86,7 +86,7 @@ def expanded(whole: LocalGraph, host: Ranks, inner: range, preload: Preload) -> 
 
 
 def picks(edges: Edges, inner: range, score: Tensor | None, fanout: int | None) -> Tensor:
-    """Lets each target of ``edges`` pick sources outside ``inner``. Returns their ids, int64, with repetitions.
+    """Lets each target of ``edges`` pick sources outside ``inner``. Returns the picked ids, int64, which may repeat.
 
     Args:
         score: [N]; a target picks the sources with the highest score, and of equal ones those with the lowest id. None: it picks all.
@@ -106,12 +106,12 @@ def picks(edges: Edges, inner: range, score: Tensor | None, fanout: int | None) 
 
 
 def gathered(ranks: Ranks, values: Tensor) -> Tensor:
-    """Returns the ``values`` [n] of all ranks, rank after rank. Collective; n may differ."""
+    """Returns the concatenated ``values`` [n] of all ranks, in their order. Collective. n may differ between ranks."""
     counts = [number for (number,) in ranks.gather_numbers("to gather values", [values.numel()])]
     return ranks.comm.all_to_all(values.repeat(ranks.size), [values.numel()] * ranks.size, counts).wait()
 
 
 def _random_scores(number: int, seed: int) -> Tensor:
-    """Returns random numbers float64 [N], equal on all ranks. They depend on the seed and the vertex only, and not on the hosts."""
+    """Returns a random number for each vertex, float64 [N]. It is equal on all ranks, whatever the number of hosts."""
     draw = torch.Generator(device="cpu").manual_seed(seed)
     return torch.rand(number, generator=draw, dtype=torch.float64, device="cpu")

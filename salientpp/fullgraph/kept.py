@@ -1,4 +1,4 @@
-"""Keeps values that were computed from tensors, so that later steps need not compute them again.
+"""Cache for values that are computed from tensors, so that later steps need not compute them again.
 
 A write in place to one of the tensors discards the value. Writes through ``tensor.data`` and NumPy are not detected.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Kept:
-    """Values by name and by the tensors that they were computed from."""
+    """Cache of computed values. The key of a value is its name, and the tensors that it was computed from."""
 
     def __init__(self) -> None:
         # (sources, their versions when the value was made, value). The references keep the sources alive, so that no new tensor gets the `id` of one.
@@ -29,7 +29,7 @@ class Kept:
 
         Args:
             sources: the tensors that the value depends on.
-            what: name of the value, which distinguishes it from other values of the same tensors.
+                what: name of the value. The same tensors may have several values.
         """
         key = what, *map(id, sources)
         versions = [_version(source) for source in sources]
@@ -42,11 +42,11 @@ class Kept:
         return entry[2]
 
     def has(self, tensor: Tensor) -> bool:
-        """Returns True if a tensor is one of the values, or an item of a value that is a tuple."""
+        """True if a tensor is a kept value, or an item of a kept tuple, so that it cannot change between steps."""
         return any(tensor is each for *_, value in self._entries.values() for each in _tensors_in(value))
 
     def _drop(self, key: Hashable) -> None:
-        """Removes a value, and all values that were computed from it."""
+        """Removes a value, and the values that were computed from it."""
         if key in self._entries:
             sources, _, value = self._entries.pop(key)
             gone = {*map(id, _tensors_in(value))} - {*map(id, sources)}

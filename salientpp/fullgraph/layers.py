@@ -55,7 +55,7 @@ _REFUSED_MODULES: Mapping[str, str] = {
 
 
 def refusals(model: torch.nn.Module) -> Iterator[str]:
-    """Yields the modules of a model that cannot be distributed, each with the reason."""
+    """Yields a text for each module that keeps a model from being distributed: its name, and the reason."""
     inside: set[int] = set()  # modules of a message-passing layer, which see only the edges into one vertex at a time
     for path, module in model.named_modules():
         kind = type(module).__name__

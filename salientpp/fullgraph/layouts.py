@@ -1,6 +1,7 @@
-"""Layouts of a product over P ranks: the whole graph's sparse matrix times rows of vertices. Before and after it, a rank has the whole rows of its vertices.
+"""Multiplies the whole graph's sparse matrix by rows of vertices, over P ranks, in one of several layouts.
 
-A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
+Before and after a product, a rank has whole rows of its own vertices. A layout says where the matrix's blocks are
+stored, and which rows and partial sums travel:
 
 * ``halo``: a rank has the matrix rows of its own vertices. It fetches the rows of all other vertices that have entries in these matrix rows.
 * ``cover``: each edge between two ranks is served by the row of its source, or by a sum that the owner of the source computes for its target. The fewest rows
@@ -38,7 +39,7 @@ from salientpp.ranks.placement import runs
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a product over a given number of ranks.
+    """Layout of a product over a given number of ranks: which rank stores which block of the matrix.
 
     Attributes:
         name: the layout's name, as the user gave it.
@@ -87,17 +88,17 @@ class Layout:
         raise ValueError(f"layout must be one of {known}, got {name!r}")
 
     def holders(self, target: int) -> list[int]:
-        """Finds where edges into vertices of rank ``target`` are stored. Returns, for each rank, the rank whose block has the edges from its vertices."""
+        """Returns, for each rank r, the rank that stores the edges from r's vertices into those of ``target``."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
         by_source = {source: rank for rank in blocks for source in self.sources(rank)}
         return [rank for _, rank in sorted(by_source.items())]
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """Returns (row, column, layer) of a rank."""
+        """Returns the place (row, column, layer) of a rank in the grid of ranks."""
         return rank // (self.columns * self.layers), rank // self.layers % self.columns, rank % self.layers
 
     def stages(self, column: int) -> range:
-        """Returns, for '1.5d', the groups whose rows are multiplied by the ranks in ``column`` of the grid."""
+        """Returns the groups whose rows a rank in this ``column`` of the grid multiplies, under the layout '1.5d'."""
         return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
@@ -120,7 +121,7 @@ class Layout:
 
 
 class DistAdjacency:
-    """Sparse matrix of a graph, divided among the ranks. Its product with rows of vertices aggregates them along the edges.
+    """Sparse matrix of a graph, divided among the ranks. Its product with the vertices' rows sums them along edges.
 
     Making one is collective.
 
@@ -191,13 +192,13 @@ class DistAdjacency:
 
     @property
     def rows_received(self) -> int:
-        """Number of rows and sums that arrive for a product under 'halo' and 'cover'; 0 under other layouts."""
+        """Number of rows and sums that this rank receives for a product, under 'halo' and 'cover'; otherwise 0."""
         return 0 if self._operand is None else self._operand.route.num_received
 
     # --- products -------------------------------------------------------------------------------------------
 
     def spmm(self, x: Tensor) -> Tensor:
-        """Returns the product's rows [n, f] for this rank's vertices. ``x`` [n, f] are the rows of these vertices. Differentiable. Collective."""
+        """Returns the product's rows [n, f] of this rank, from its rows ``x`` [n, f]. Differentiable. Collective."""
         graph = self.graph
         number = graph.n_id.numel()
         if x.dim() != 2 or x.size(0) not in (number, graph.num_inner):
@@ -211,7 +212,7 @@ class DistAdjacency:
         return _resized(out, x.size(0))
 
     def spmm_transposed(self, y: Tensor) -> Tensor:
-        """Multiplies the transposed matrix by all ranks' rows [n, f]. Collective. The backward of :meth:`spmm` does the same."""
+        """Multiplies the transposed matrix by the ranks' rows ``y`` [n, f], as :meth:`spmm`'s backward. Collective."""
         with torch.enable_grad():
             x = torch.zeros_like(y, requires_grad=True)
             (out,) = torch.autograd.grad(self.spmm(x), x, y)
@@ -249,7 +250,7 @@ class DistAdjacency:
         return torch.where(self._has_edges[:mine, None], largest, 0)
 
     def _largest(self, table: Tensor) -> Tensor:
-        """Returns, for each matrix row, the maximum of the table's rows at its entries; -inf without entries."""
+        """Returns [matrix rows, f]: the maximum of the rows of ``table`` that a matrix row's entries name, or -inf."""
         index = self._ends[0, :, None].expand(-1, table.size(1))
         # As in PyG, equal extremes share the gradient, and nothing else does: torch counts an equal initial value too.
         zeros = table.new_zeros((self._shape[0], table.size(1)))
@@ -257,7 +258,7 @@ class DistAdjacency:
         return largest.masked_fill(self._is_empty, -torch.inf)
 
     def _ties(self, table: Tensor, largest: Tensor) -> Tensor:
-        """Counts the entries of each matrix row that have its maximum, int32 in the shape of ``largest``."""
+        """Counts the entries of each matrix row whose value is the maximum, int32 in the shape of ``largest``."""
         with torch.no_grad():
             is_largest = table[self._ends[1]] == largest[self._ends[0]]
             return torch.zeros_like(largest, dtype=torch.int32).index_add_(0, self._ends[0], is_largest.int())
@@ -303,7 +304,7 @@ class DistAdjacency:
         return torch.cat([piece.view(mine, each) for piece, each in zip(arrived, widths, strict=True)], 1)
 
     def _broadcast_matrix(self, stage: int, name: str) -> Sparse:
-        """Broadcasts one block per row and layer of the grid: rank (i, stage, k) sends its block to all ranks (i, ·, k)."""
+        """Returns the matrix block that this stage of SUMMA needs: rank (i, stage, k) sends it to all (i, ·, k)."""
         rank = self.graph.ranks.rank
         row, _, layer = self.layout.place(rank)
         peers = self.layout.sub_block(row, layer)
@@ -316,7 +317,7 @@ class DistAdjacency:
 
 
 class _LargestPiece(torch.autograd.Function):
-    """Overall maximum, from the maxima [C, n, f] within C matrix blocks. ``ties`` int [C, n, f] counts the entries of a block that have its maximum.
+    """Maximum over C blocks, from their maxima [C, n, f]. ``ties`` [C, n, f]: number of entries with a block's maximum.
 
     In the backward, all entries with the overall maximum get equal parts of the gradient. A block gets the sum for its entries, and divides it among them. As
     in PyG with ``torch.scatter_reduce``, the initial value 0 of a row counts as one more entry if the maximum is 0.
@@ -348,7 +349,7 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
-    """Returns the hop that brings the sources of these edges (local numbers) here with the fewest rows and sums. Collective."""
+    """Returns the hop that serves these edges (local numbers) with the fewest rows and sums of others. Collective."""
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]
@@ -358,7 +359,7 @@ def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
 
 
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:
-    """Returns the positions of global ids in a list of the vertices of ``ranks``, rank after rank."""
+    """Numbers the vertices of ``ranks``, rank after rank, from 0. Returns the numbers of the vertices ``ids``."""
     known = torch.cat([ids[:0], *(torch.arange(*offsets[rank : rank + 2], device="cpu") for rank in ranks)])
     places = ids.new_empty(offsets[-1])
     places[known] = torch.arange(known.numel(), device="cpu")
@@ -370,8 +371,8 @@ def _dealt(
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Sends each entry of the matrix to the rank that stores its block.
 
-    Returns the entries of this rank's block (source, target, value) with global ids, and the number of entries of each
-    rank.
+    Returns the entries of this rank's block (source, target, value), with global ids, and the ranks' numbers of
+    entries.
     """
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]

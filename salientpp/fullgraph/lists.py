@@ -28,10 +28,10 @@ class OtherLists:
         self._ranks, self._own, self._offsets = ranks, own, offsets
 
     def into(self, targets: Tensor, with_rows: bool = False) -> Edges:
-        """Returns all edges into some vertices of other ranks, which are distinct global ids int64 [m]. Collective.
+        """Gets all edges into the vertices ``targets`` of other ranks, distinct global ids int64 [m]. Collective.
 
         Args:
-            with_rows: get the attributes of the edges too. Otherwise only ``source`` and ``target`` are set, if the lists come from other ranks.
+            with_rows: True: also get ids and attributes of edges. False: the result may lack them.
         """
         if self._own.is_whole:
             return self._own.into(targets)
@@ -51,14 +51,14 @@ class OtherLists:
         return Edges(source[position], target, none if e_id is None else e_id[position], position, columns)
 
     def degrees(self, targets: Tensor) -> Tensor:
-        """Returns the numbers of edges into vertices of other ranks, which are ascending global ids int64 [m]. Collective."""
+        """Gets the in-degrees of other ranks' vertices ``targets``, ascending global ids int64 [m]. Collective."""
         if self._own.is_whole:
             return self._own.degrees(targets)
         asked, route = self._ask(targets)
         return self._send(self._own.degrees(asked), route.send_counts, route.recv_counts)
 
     def _ask(self, wanted: Tensor) -> tuple[Tensor, Route]:
-        """Asks for the ``wanted`` lists. Returns the vertices that others ask for, and the route of the lists."""
+        """Tells the owners which lists this rank wants. Returns the vertices whose lists others want, and the route."""
         route = Route.asking(self._ranks, wanted, self._offsets)
         return route.send.cpu() + self._own.first_target, route
 
@@ -67,5 +67,5 @@ class OtherLists:
 
 
 def _sums(counts: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Adds up consecutive groups of ``counts``. ``sizes`` are the numbers of entries in the groups."""
+    """Returns the sum of each group of ``counts``: the first ``sizes[0]`` entries, the next ``sizes[1]``, and so on."""
     return [int(group.sum()) for group in counts.split(list(sizes))]

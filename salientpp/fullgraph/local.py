@@ -32,15 +32,16 @@ class LocalGraph(RankGraph):
     Attributes:
         ranks: all ranks, their collectives and counters.
         lists: the neighbour lists of this rank's vertices, or for a ``Data`` those of all vertices, with the attributes of the edges.
-        others: gets the lists of other ranks' vertices.
+        others: gets neighbour lists of other ranks' vertices from their owners.
         offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
         splits: name -> local numbers of this rank's vertices in the split, int64, ascending.
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        rows: for each hop, int64 global ids, ascending: the vertices whose rows this rank fetches. Sums replace the other rows that it needs. None: it
-            fetches all needed rows. The last entry also serves later hops at which no kept vertex is available.
+        rows: for each hop, the vertices whose rows this rank fetches, ascending int64 global ids. It gets sums instead
+            of other rows that it needs. None: it fetches all needed rows. The last entry also serves later hops at
+            which no kept vertex is available.
         base: the part without the plan; None if this part has no plan.
         outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.
         edge_index: int64 [2, e], edges into the rank's own and the recomputed vertices, in the local numbers that the module describes.
@@ -94,7 +95,7 @@ class LocalGraph(RankGraph):
         self.edge_tensors = {}
 
     def _place(self, ids: Tensor) -> Tensor:
-        """Turns global ids into local numbers."""
+        """Returns the local numbers of vertices, given their global ids."""
         own = ids - self.offsets[self.ranks.rank]
         if not self._known.numel():
             return own
@@ -102,7 +103,7 @@ class LocalGraph(RankGraph):
         return torch.where((own >= 0) & (own < self.n_id.numel()), own, self._order[at] + self.num_own)
 
     def _hops_of(self, sources: Tensor, target: Tensor) -> list[Hop]:
-        """Returns the rows to fetch at each hop, for edges from global ids to local numbers."""
+        """Finds the rows to fetch at each hop. Edges lead from ``sources``, global ids, to local ``target``."""
         ranks, planned = self.ranks, self.rows or ()
         deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
         last = max(numbers[0] for numbers in ranks.gather_numbers("to make a part", [deepest]))
@@ -125,7 +126,7 @@ class LocalGraph(RankGraph):
         return hops
 
     def fetching(self, wanted: Tensor, level: int = 0, has_sums: bool = False) -> Hop:
-        """Returns a hop that fetches the rows of ``wanted``, ascending global ids int64. Collective. The arguments are as in :class:`Hop`."""
+        """Makes the :class:`Hop` that fetches the rows of ``wanted``, ascending global ids int64. Collective."""
         route = Route.asking(self.ranks, wanted, self.offsets)
         return Hop(route, self._place(wanted).to(self.ranks.device), level, has_sums)
 
@@ -143,7 +144,7 @@ class LocalGraph(RankGraph):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of ``y`` on all ranks, as PyG's datasets count them, see :attr:`salientpp.PartitionedGraph.num_classes`; collective."""
+        """Number of classes in all ranks' ``y``, as :attr:`salientpp.PartitionedGraph.num_classes`. Collective."""
         y = self.node_rows.get("y")
         if y is not None and y.shape[1:].numel() != 1:
             return y.size(-1)
@@ -159,7 +160,7 @@ class LocalGraph(RankGraph):
 
     @property
     def global_ids(self) -> Tensor:
-        """Global ids int64 [num_rows] of the rows that edges refer to; -1 for the row of a rank without vertices."""
+        """Global ids, int64 [num_rows], by local number. -1 marks the extra row of a rank without vertices."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         none = torch.full((self.num_own - (end - begin),), -1, device="cpu")
         return torch.cat([torch.arange(begin, end, device="cpu"), none, self.inner, self.outer])
@@ -208,7 +209,7 @@ class LocalGraph(RankGraph):
         return value
 
     def rows_of_inner(self, rows: Tensor) -> Tensor:
-        """Appends the rows of kept vertices to this rank's ``rows`` [num_own, ...]. Returns [num_inner, ...]. Collective.
+        """Returns [num_inner, ...]: this rank's ``rows`` [num_own, ...], then those of kept vertices. Collective.
 
         If ``rows`` is an attribute of the part, such as ``x``, the kept rows are fetched once, and again after a write. If it is another tensor, or needs a
         gradient, they are fetched at each call.
@@ -225,7 +226,7 @@ class LocalGraph(RankGraph):
         return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
 
     def planned(self, inner: Tensor, depths: Tensor, rows: Sequence[Tensor] | None = None) -> LocalGraph:
-        """Returns this part with vertices of other ranks kept. Collective.
+        """Returns this part under a plan: some vertices of other ranks are kept here. Collective.
 
         Args:
             inner, depths, rows: see the class; ``inner`` may be in any order. All ranks give ``rows`` for the same number of hops.

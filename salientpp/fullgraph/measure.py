@@ -21,7 +21,7 @@ _ROWS, _WIDTH, _TIMES = 4096, 64, 5
 
 
 def measured_constants(graph: LocalGraph) -> Constants:
-    """Measures the constants of these ranks. Every rank gets the same values. Collective; the measurement takes a fraction of a second."""
+    """Measures the cost of a word, an edge and a vertex on these machines. All ranks get equal values. Collective."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)

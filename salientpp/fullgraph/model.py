@@ -1,4 +1,4 @@
-"""The model that computes over several ranks what an unchanged PyG model computes on the whole graph. Its layers exchange rows."""
+"""Wraps a PyG model so that several ranks compute what it computes on the whole graph. Its layers exchange rows."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from salientpp.ranks.facts import check_same
 
 
 class DistributedModel(torch.nn.Module):
-    """Model over several ranks, made by :func:`salientpp.distribute`. It has the same parameters and the same state as ``module``.
+    """Model over several ranks, made by :func:`salientpp.distribute`. It has ``module``'s parameters and state.
 
     Args:
         graph: this rank's part, with or without a plan.
         layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
-        asked: the layout as the user gave it, such as the name of a plan; the ranks must agree on it. None: ``layout``. If the two differ, a plan has
-            chosen ``layout``, and a layer whose edges or weights change at each step fetches the halo.
+        asked: what the user gave as layout, which must be the same on all ranks; it may name a plan. None: ``layout``.
+            If a plan has chosen ``layout``, a layer whose edges or weights change at each step fetches the halo.
         recompute: decides what is kept for the backward; None: everything.
         error: a mistake that this rank has found in other arguments. It is raised here, after the other ranks were told.
 
@@ -125,11 +125,11 @@ class DistributedModel(torch.nn.Module):
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Sets :attr:`graph` to the graph of a call's arguments. Returns the arguments to use on it. Here one graph serves all calls."""
+        """Sets :attr:`graph` for a call, and returns the arguments to use. Here one graph serves all calls."""
         return x, args, kwargs
 
     def _own_facts(self) -> dict[str, str]:
-        """Describes a call by facts that must be equal among the ranks that exchange rows. Other ranks may have other facts."""
+        """Describes a call by facts (name -> text) that must be equal on the ranks that exchange rows in it."""
         return {}
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,17 +137,17 @@ class DistributedModel(torch.nn.Module):
         return self.module(x, *args, **kwargs)
 
     def _returned(self, out: Any) -> Any:
-        """Returns the rows of this rank's vertices from the output of the module."""
+        """Returns the module's output without the rows of vertices that other ranks own."""
         return mapped_output(out, self.graph.own_rows) if self.graph.is_planned else out
 
     @contextlib.contextmanager
     def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
-        """Context in which the module uses stand-ins of parameters (given by ``id``) and its layers exchange rows."""
+        """Makes the module use stand-ins instead of parameters, and its layers exchange rows, inside the context."""
         with Replaced(self._replacements(stand_ins)), Substituted(stand_ins):
             yield
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Yields (attributes of a module, name, value) for each replacement during a call: stand-ins of parameters (given by ``id``), and methods of layers."""
+        """Yields what a call replaces, as (attributes of a module, name, value): parameters, and methods of layers."""
         helpers = {name: self.rows.unfollowed(function) for name, function in self._helpers.by_name().items()}
         for module in self.module.modules():
             own = module.__dict__
@@ -183,14 +183,14 @@ class DistributedModel(torch.nn.Module):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Calls a layer so that the backward computes it again."""
+        """Calls a layer for ``recompute='layers'``: keeps only its inputs, and the backward calls it again."""
         self._recompute.refuse_checkpoint(conv, self.module)
         again = functools.partial(self._again, stand_ins, self.graph, self._hop)
         return self._recompute.layer(conv, forward, stand_ins, self._substituting, again, args, kwargs)
 
     @contextlib.contextmanager
     def _again(self, stand_ins: Mapping[int, Tensor], graph: RankGraph, hop: int) -> Iterator[None]:
-        """Context in which the backward calls a layer as the forward did: on ``graph``, after ``hop`` hops."""
+        """Lets the backward call a layer, inside the context, as the forward did: on ``graph``, after ``hop`` hops."""
         before = self.graph, self._hop, self.seen
         self.graph, self._hop, self.seen = graph, hop, []
         try:
@@ -244,7 +244,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Appends rows of the halo to arguments of a layer that edges look up by source. Arguments of equal dtype and ``requires_grad`` share an exchange."""
+        """Appends rows of the halo to those arguments of a layer that edges look up by source."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
@@ -268,7 +268,7 @@ class DistributedModel(torch.nn.Module):
         return [found[id(table)] for table in tables]
 
     def _see(self, tables: Collection[Tensor], is_product: bool) -> None:
-        """Records in ``seen`` that rows of these tables travel at this hop."""
+        """Records in :attr:`seen` that rows of these tables travel at this hop. ValueError if a table lacks rows."""
         for table in tables:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
@@ -280,7 +280,7 @@ class DistributedModel(torch.nn.Module):
         self.seen.append((before + sum(map(width_of, tables)), back, product and is_product))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        """Computes the layer's aggregation as a sparse matrix product. Returns None if the aggregation is no product with a constant matrix."""
+        """Computes a layer's aggregation as a product with a constant sparse matrix. None if it is no such product."""
         form = _form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
@@ -310,11 +310,11 @@ class DistributedModel(torch.nn.Module):
     # --- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the module's own state, which a model in one process can load."""
+        """Returns the state of :attr:`module`, which a model in one process can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads a state of the module, which may have been saved on another number of ranks. Every rank must call this method."""
+        """Loads a state, which any number of ranks may have saved. Every rank must call this method."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -334,7 +334,7 @@ class DistributedModel(torch.nn.Module):
 
 
 def _call_followed(rows: RowCheck, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer and marks its result as rows of vertices, which the check of rows may lose inside the layer."""
+    """Calls a layer, and tells the check of rows that its result has a row for each vertex."""
     out = forward(*args, **kwargs)
     rows.follow(out)
     return out
@@ -348,7 +348,7 @@ def _agree(
     recompute: Recompute,
     error: Exception | None,
 ) -> None:
-    """Checks that the model can be distributed and is the same on every rank, then copies rank 0's values to all."""
+    """Checks that the model can be distributed and is equal on all ranks. Then gives all ranks rank 0's values."""
     comm = graph.job.comm
     try:
         graph.job.agree("distribute")
@@ -388,7 +388,7 @@ def _check(module: torch.nn.Module, graph: Any, layout: str) -> None:
 
 
 def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
-    """Returns ``x``, the rows of this rank's own vertices, extended by rows of the vertices that a plan keeps here. Collective under a plan."""
+    """Returns ``x`` (this rank's rows), then the rows of vertices that a plan keeps here. Collective under a plan."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
         shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
@@ -398,14 +398,14 @@ def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
 
 
 def _uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields replacements that empty a layer's cache, because ``cached=True`` keeps values of the first graph."""
+    """Yields replacements that switch off a layer's cache (``cached=True``), which may hold another graph's values."""
     for name, kept in [*own.items()]:
         if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
             yield own, name, False if name == "cached" else None
 
 
 def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
-    """Returns, for each table [n, ...], the rows that arrive at a hop. Tables of equal dtype and ``requires_grad`` share an exchange. Collective."""
+    """Fetches a hop's rows of each table [n, ...]. Tables alike in dtype and gradient share an exchange. Collective."""
     alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
     for table in tables:
         alike.setdefault((table.dtype, table.requires_grad), []).append(table)
@@ -423,13 +423,13 @@ def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns :func:`linear_form` of the layer; None if no layout supports it, such as a minimum."""
+    """Returns :func:`linear_form` of the layer. None if no layout can compute it, as for a minimum."""
     form = linear_form(conv)
     return None if form is None or form[1] == "min" else form
 
 
 def reductions_of(module: torch.nn.Module) -> dict[str, str | None]:
-    """Maps each message-passing layer (class and path) to the reduction of its matrix product; None: it is no product."""
+    """Returns, for each layer (class and path), the reduction of its matrix product; None if it is no such product."""
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):

@@ -19,10 +19,10 @@ from salientpp.fullgraph.rank_graph import RankGraph
 
 
 def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool = False) -> Tensor:
-    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once.
+    """Normalises this rank's ``rows`` [num_inner, C] by the statistics of all ranks' vertices, each counted once.
 
     Args:
-        is_again: True if the norm saw these rows in the forward, so that its running statistics must not change again.
+        is_again: True if the backward repeats a call, so that the norm's running statistics must not change again.
     """
     if not norm.training and norm.running_mean is not None:
         return torch.nn.functional.batch_norm(
@@ -55,7 +55,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
 
 
 class Helpers:
-    """Versions of PyG's helper functions for edges into one rank's vertices, which layers call instead. ``kept`` keeps constant results."""
+    """Versions of PyG's helper functions for one rank's edges, which layers call instead. ``kept`` caches results."""
 
     def __init__(self, graph: RankGraph) -> None:
         self._graph_of = weakref.ref(
@@ -70,7 +70,7 @@ class Helpers:
         return graph
 
     def is_static(self, tensor: Tensor | None) -> bool:
-        """Returns True if a tensor cannot change between steps: it is None, of the graph, or computed from the graph."""
+        """True if a tensor is equal in all steps: None, an attribute of the graph, or computed from such attributes."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
         columns = self._graph.edge_tensors.values()
@@ -91,7 +91,7 @@ class Helpers:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from the owners of the sources."""
+        """Computes what PyG's function computes on the whole graph. Degrees of halo vertices come from their owners."""
         graph, form = self._graph, ("gcn_norm", improved, add_self_loops, dtype)
 
         def weighted(index: Tensor, weight: Tensor | None, number: int) -> tuple[Tensor, Tensor]:

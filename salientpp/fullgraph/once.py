@@ -17,7 +17,7 @@ from torch import Tensor
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the ``backward`` of a ``torch.autograd.Function``, so that a second derivative through it raises an error.
 
-    If its results depend on further tensors, ``backward`` must put them into a list ``ctx.others``.
+    If the results of ``backward`` depend on tensors besides the gradients, it must list them in ``ctx.others``.
 
     Raises:
         RuntimeError: in a second derivative.
@@ -43,7 +43,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Once(torch.autograd.Function):
-    """Returns its first ``number`` tensors. For autograd, they depend on all tensors given. Its backward raises the error."""
+    """Passes ``number`` tensors on, as if they depended on all given ones. Its backward raises the error."""
 
     @staticmethod
     def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:

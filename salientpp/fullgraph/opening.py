@@ -118,7 +118,7 @@ def _opened(
 
 
 def _checksum(*tensors: Tensor) -> int:
-    """Returns a CRC-32 of the entries, which takes half a second for a gigabyte."""
+    """Returns a CRC-32 of the tensors' dtypes and entries. A gigabyte takes half a second."""
     checksum = 0
     for tensor in tensors:
         checksum = zlib.crc32(bytes_of(tensor.cpu()).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
@@ -126,7 +126,7 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Returns the arguments of :class:`LocalGraph` after ``ranks``, and a checksum for each piece of data, by name."""
+    """Reads a directory. Returns :class:`LocalGraph`'s arguments after ``ranks``, and checksums by the data's names."""
     if part.is_hetero:
         raise ValueError(
             f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
@@ -160,7 +160,7 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
 
 
 def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
-    """Does for a ``Data`` what :func:`_of_directory` does for a directory."""
+    """Reads a ``Data``. Returns what :func:`_of_directory` returns."""
     graph = Graph.from_data(data)
     number, size = graph.num_vertices, comm.size
     bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)

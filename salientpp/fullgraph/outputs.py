@@ -17,7 +17,7 @@ _PLAIN = (type(None), str, bytes, numbers.Number, enum.Enum, torch.dtype, torch.
 
 
 def output_tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in an output, also those in sets, mappings and dataclasses."""
+    """Yields the tensors in a model's output, which may be nested containers, mappings or dataclasses."""
     return found(value, Tensor, objects=True)
 
 

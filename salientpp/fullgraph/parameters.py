@@ -18,7 +18,7 @@ from salientpp.fullgraph.outputs import output_tensors
 
 
 class Substituted(TorchFunctionMode):
-    """Mode in which torch functions get stand-ins instead of parameters. ``stand_ins`` maps the ``id`` of a parameter to its stand-in."""
+    """Passes stand-ins to torch functions instead of parameters. ``stand_ins``: ``id`` of a parameter -> stand-in."""
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Substituted(TorchFunctionMode):
 
 
 def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> list[Any]:
-    """Checks that gradients of ``out`` reach the parameters only through their stand-ins. Returns the nodes of the graph of gradients.
+    """Checks that gradients of ``out`` reach parameters only through stand-ins. Returns the nodes of autograd's graph.
 
     Raises:
         ValueError: a gradient would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.

@@ -1,9 +1,10 @@
-"""Computes a layer's rows of edges piece by piece to save memory. A piece is a range of targets with all edges into them.
+"""Computes a layer piece by piece to save memory for rows of edges.
 
-The forward computes a piece, writes its rows and frees it. The backward computes each piece again, with the same random numbers, and propagates its gradient
-before the next piece. So rows of edges exist for one piece at a time, and only rows of vertices are kept. Sequential aggregation and rematerialisation
-(Mostafa, MLSys 2022, arXiv:2111.06483) does the same with the rows that come from one other machine as a piece. Ranges of targets also suit layers that
-normalise over all edges into a target.
+A piece is a range of targets and the edges into them. The forward computes a piece, writes its rows and frees it. The
+backward computes each piece again, with the same random numbers, and propagates its gradient before the next piece. So
+rows of edges exist for one piece at a time, and only rows of vertices are kept. Sequential aggregation and
+rematerialisation (Mostafa, MLSys 2022, arXiv:2111.06483) does the same with the rows that come from one other machine
+as a piece. Ranges of targets also suit layers that normalise over all edges into a target.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _NUMBERED = {"edge_index", "edge_index_i", "edge_index_j", "adj_t", "size", "siz
 
 @dataclass(frozen=True, eq=False)
 class EdgeRows:
-    """Stands for the result of a layer's ``edge_updater``, which is computed later, piece by piece.
+    """Placeholder for the result of a layer's ``edge_updater``, which ``propagate`` later computes piece by piece.
 
     Attributes:
         original: PyG's ``edge_updater`` of the layer.
         edge_index: the edges int64 [2, e], in local numbers.
         size: numbers of rows of sources and of targets.
-        given: the method's other arguments; tables of sources have rows of the halo.
+        given: the method's other arguments. Tables of sources include rows of the halo.
     """
 
     original: Callable[..., Any]
@@ -55,7 +56,7 @@ class EdgeRows:
 
 
 def defers(conv: MessagePassing) -> bool:
-    """Returns True if the layer's ``edge_updater`` may return :class:`EdgeRows`."""
+    """True if a layer only passes its ``edge_updater``'s result on, so that this may be :class:`EdgeRows`."""
     return type(conv) in _DEFERRING
 
 
@@ -68,7 +69,7 @@ def propagated(
     stand_ins: Mapping[int, Tensor],
     substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]],
 ) -> Any:
-    """Returns ``original(edge_index, size=size, **given)``, computed in pieces if the layer can be cut and its edges need more than :data:`PIECE_BYTES`.
+    """Returns ``original(edge_index, size=size, **given)``, computed in pieces if that saves memory (if possible).
 
     Args:
         original: PyG's ``propagate`` of the layer.
@@ -76,7 +77,7 @@ def propagated(
         size: numbers of rows of sources (with the halo) and of targets.
         given: arguments of ``propagate``. Those that edges look up by source are pairs; an argument may be :class:`EdgeRows`.
         stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
-        substituting: makes a context in which the model uses the given stand-ins.
+        substituting: makes a context in which the model uses given stand-ins.
     """
     waiting = {name: value for name, value in given.items() if isinstance(value, EdgeRows)}
     slots = _slots(conv, edge_index, size, given, waiting)
@@ -94,7 +95,7 @@ def propagated(
 
 @dataclass(eq=False)
 class _Slot:
-    """One tensor argument of ``propagate`` or of a deferred ``edge_updater``, and how pieces cut it.
+    """Tensor argument of ``propagate`` or of a deferred ``edge_updater``, and which of its rows a piece gets.
 
     Attributes:
         owner: the argument of ``propagate`` that an ``edge_updater`` computes from this tensor; "" for an argument of ``propagate`` itself.
@@ -122,7 +123,7 @@ def _slots(
     given: Mapping[str, Any],
     waiting: Mapping[str, EdgeRows],
 ) -> list[_Slot] | None:
-    """Describes the tensor arguments for cutting; None if the layer cannot be cut by targets."""
+    """Describes how pieces cut the tensor arguments of a layer. None if it cannot be computed in pieces."""
     if layer_of(conv) is None or type(edge_index) is not Tensor or conv.explain or conv.decomposed_layers > 1:
         return None
     calls: list[tuple[str, Sequence[str], Mapping[str, Any]]] = [("", conv._user_args, given)]
@@ -167,7 +168,7 @@ def _slots_of(
 
 
 def _bounds(slots: Sequence[_Slot], target: Tensor, number: int) -> list[int]:
-    """Returns the first target of each piece, and the number of targets at the end."""
+    """Chooses the pieces: returns the first target of each piece, then the number of targets."""
     width = _COPIES * max(1, sum(slot.bytes_of_edge() for slot in slots))
     budget = max(1, PIECE_BYTES // width)
     if target.numel() + number <= budget:
@@ -183,7 +184,7 @@ def _bounds(slots: Sequence[_Slot], target: Tensor, number: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A range of targets, and the edges into them.
+    """Range of targets, and the edges into them, which are computed together.
 
     Attributes:
         begin, end: the targets are ``begin`` to ``end`` - 1.
@@ -199,7 +200,7 @@ class _Piece:
     edge_index: Tensor
 
     def of(self, slot: _Slot, tensor: Tensor) -> Tensor:
-        """Returns the piece's rows of a slot's tensor."""
+        """Returns the rows of an argument's ``tensor`` that the piece needs."""
         if slot.kind == "source":
             return tensor.index_select(slot.dim, self.sources)
         if slot.kind == "target":
@@ -207,7 +208,7 @@ class _Piece:
         return tensor.index_select(0, self.edges) if slot.kind == "edge" else tensor
 
     def add(self, slot: _Slot, total: Tensor, gradient: Tensor) -> None:
-        """Adds the gradient of the piece's rows to that of the whole tensor."""
+        """Adds a piece's ``gradient`` of an argument to ``total``, the gradient of the whole tensor."""
         if slot.kind == "source":
             total.index_add_(slot.dim, self.sources, gradient.to(total.dtype))
         elif slot.kind == "target":
@@ -239,7 +240,7 @@ def _pieces(edge_index: Tensor, bounds: Sequence[int], num_rows: int) -> Iterato
 
 @dataclass(eq=False)
 class _Work:
-    """One ``propagate`` in pieces. It keeps no rows between the forward and the backward."""
+    """All that a call of ``propagate`` in pieces needs, except rows: autograd keeps these until the backward."""
 
     conv: MessagePassing
     original: Callable[..., Any]
@@ -270,12 +271,12 @@ class _Work:
             yield name, rows.given
 
     def release(self) -> None:
-        """Drops the rows after the forward, because :class:`_Hold` has saved them for the backward."""
+        """Forgets the arguments' rows after the forward. :class:`_Hold` has saved them for the backward."""
         for slot in self.slots:
             slot.tensor = slot.tensor.new_empty(0)
 
     def compute(self, piece: _Piece, rows: Sequence[Tensor]) -> Tensor:
-        """Computes the piece's rows of the result from its rows of each slot."""
+        """Returns the result's rows of a piece, from the piece's ``rows`` of each argument."""
         given = {owner: dict(values) for owner, values in self.constants.items()}
         for slot, tensor in zip(self.slots, rows, strict=True):
             pair = given[slot.owner].get(slot.name) or (None, None)
@@ -305,7 +306,7 @@ def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Hold(torch.autograd.Function):
-    """Saves the rows of vertices. Its backward computes each piece again and adds up gradients.
+    """Saves the arguments' rows for the backward, which computes each piece again and adds up its gradients.
 
     The rows are saved here and not in :class:`_Run`. A checkpoint that needs only these rows then stops before it computes the pieces.
     """
@@ -363,7 +364,7 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
 
 
 class _Run(torch.autograd.Function):
-    """Computes all pieces. Its backward hands the gradient to :class:`_Hold`."""
+    """Computes all pieces in the forward. Its backward only hands the gradient to :class:`_Hold`."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, work: _Work, edge_index: Tensor, tensors: Sequence[Tensor]) -> Tensor:
@@ -390,7 +391,7 @@ class _Run(torch.autograd.Function):
 
 @contextlib.contextmanager
 def unchanged(conv: torch.nn.Module) -> Iterator[None]:
-    """Restores attributes of layers in ``conv`` at the end, because some layers store rows of edges there."""
+    """Restores, at the end of the context, attributes of layers in ``conv``. Some layers store rows of edges there."""
     before = [(vars(each), dict(vars(each))) for each in conv.modules() if isinstance(each, MessagePassing)]
     try:
         yield
@@ -401,7 +402,7 @@ def unchanged(conv: torch.nn.Module) -> Iterator[None]:
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
-    """Returns the state of the random generators of the CPU and of ``device``."""
+    """Returns the states of the CPU's random generator and, if it is another device, of the one of ``device``."""
     states = [torch.get_rng_state()]
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state(device))
@@ -416,7 +417,7 @@ def _set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _random_again(device: torch.device) -> Iterator[None]:
-    """Restores the random generators at the end, since a repeated call must not change later draws."""
+    """Restores the random generators at the end of the context, because a repeated call must not change later draws."""
     before = _random_state(device)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Plans of full-graph training: what each rank fetches, caches, recomputes or gets as sums.
+"""Plans full-graph training: decides which rows a rank fetches, caches, recomputes or gets as sums.
 
 :mod:`salientpp.fullgraph.problem` has the costs and the minimum cut. Here the costs come from timed steps of the model.
 """
@@ -33,7 +33,7 @@ class Plan:
     """Plan of one rank, for :func:`salientpp.distribute`.
 
     Attributes:
-        name: 'cut' for the minimum cut, or one option for all vertices: 'fetch', 'cache', 'recompute', 'sum'. All ranks have the same name.
+        name: the argument ``kind`` of :func:`plan_for`, the same on all ranks.
         graph: the rank's part under this plan.
     """
 
@@ -43,10 +43,10 @@ class Plan:
     choice: Decision = field(repr=False)
 
     def summary(self) -> dict[str, float]:
-        """Returns this rank's forecast of a step.
+        """Returns a forecast of this rank's training step under the plan.
 
-        It holds the numbers of rows, sums and words that arrive, of cached and of recomputed vertices, and of recomputed edges. It also holds the bytes
-        of memory for kept vertices, and the seconds that the step takes because of the plan.
+        It gives the numbers of rows, sums and words that arrive, of cached and recomputed vertices, and of recomputed
+        edges. It also gives the bytes of memory for kept vertices, and the seconds that the plan adds to a step.
         """
         return self.problem.forecast(self.choice)
 
@@ -59,7 +59,7 @@ def plan_for(
     memory: int | str | None = None,
     constants: Constants | None = None,
 ) -> Plan:
-    """Decides which rows of other ranks are fetched, cached, recomputed or replaced by sums, so that a step takes the least time. Collective.
+    """Finds the plan with the shortest step: rows of other ranks are fetched, cached, recomputed or summed. Collective.
 
     Args:
         model: the model to distribute. It is called in evaluation mode, to measure the widths of rows and the times of steps. All parameters are set to
@@ -91,7 +91,7 @@ def plan_for(
 
 
 def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
-    """Checks the arguments of :func:`plan_for` on all ranks, and returns the budget in bytes. Collective."""
+    """Checks the arguments of :func:`plan_for` on all ranks. Returns ``memory`` in bytes. Collective."""
     comm = graph.job.comm
     graph.job.agree("plan_for")
     with comm.together("plan") as facts:
@@ -118,7 +118,7 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
 
 @contextlib.contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Sets a model to evaluation mode, with gradients, and restores modes and random numbers after it."""
+    """Sets a model to evaluation mode, with gradients. Restores modes and random states at the end of the context."""
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
@@ -130,7 +130,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:
-    """Collects what this rank has to decide: the edges from other ranks' vertices, and the costs. Collective."""
+    """Makes this rank's :class:`Problem` from the edges that lead here from other ranks, and the costs. Collective."""
     source, target = graph.edge_index.cpu()
     is_far = source >= graph.num_own
     edges = graph.global_ids[source[is_far]], target[is_far]
@@ -140,7 +140,7 @@ def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:
 
 
 def _planned(graph: LocalGraph, problem: Problem, name: str, choice: Decision) -> Plan:
-    """Carries out a choice: returns the plan with the part under it. Collective."""
+    """Makes the plan of a choice, with this rank's part under it. Collective."""
     rows = [problem.candidates[each] for each in problem.fetched(choice)[: problem.num_levels]]
     is_kept = choice.depths >= 0
     planned = graph.planned(problem.candidates[is_kept], choice.depths[is_kept], rows)

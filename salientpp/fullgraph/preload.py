@@ -28,7 +28,7 @@ from salientpp.store.target_lists import TargetLists
 
 @dataclass(eq=False, kw_only=True)
 class PreloadedGraph(LocalGraph):
-    """One rank's part of a host's graph, made by :func:`salientpp.fullgraph.local` with ``preload``.
+    """One rank's part of a host's graph. :func:`salientpp.fullgraph.local` makes it if ``preload`` is given.
 
     ``offsets``, ``outer`` and ``global_ids`` use the host's numbers of vertices. ``n_id`` and ``e_id`` are global ids.
 
@@ -38,8 +38,8 @@ class PreloadedGraph(LocalGraph):
         preload: which vertices of other hosts the host keeps.
         vertex_ids: int64 [n], global ids of this rank's vertices.
         edge_ids: int64 [e], ids of the edges in ``lists``.
-        counted: number of this rank's first vertices that are inner vertices of the host.
-        route: brings rows of this rank's vertices, in ascending order of their ids, from the ranks that own them in ``whole``.
+        counted: number of this rank's inner vertices, which come first. Losses and statistics count only these.
+        route: brings rows of this rank's vertices, by ascending id, from their owners in ``whole``.
         preloaded_rows: number of this rank's vertices whose rows came from other hosts.
     """
 
@@ -89,7 +89,7 @@ class PreloadedGraph(LocalGraph):
 
 
 def _is_unwritten(tensor: Tensor | None, own: Tensor) -> bool:
-    """Returns True if ``tensor`` is still the part's ``own``: not written in place, and without a gradient."""
+    """True if ``tensor`` is the part's tensor ``own``, was never written in place, and needs no gradient."""
     return tensor is own and not own.requires_grad and (own.is_inference() or own._version == 0)
 
 
@@ -142,7 +142,7 @@ def preloaded(whole: LocalGraph, preload: Preload, sizes: Sequence[int]) -> Prel
 def _loaded(
     whole: LocalGraph, host: Ranks, bounds: tuple[int, int], route: Route, ids: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Returns all rows of the vertices ``ids`` [n], and their splits as bool [n], both by name. Collective over the job."""
+    """Fetches attributes and splits (bool [n]), by name, of the vertices ``ids`` [n]. Collective over the job."""
     job, here = whole.ranks, range(*bounds)
     place = ids.argsort().argsort()
     masks = {name: getattr(whole, f"{name}_mask") for name in whole.splits}
@@ -160,9 +160,9 @@ def _loaded(
 
 
 def _divided(job: Ranks, host: Ranks, edges: _Induced, is_shared: bool, seed: int) -> Tensor:
-    """Returns the rank of the host that gets each vertex of the host's graph, int64 [s]. Collective over the job.
+    """Divides the host's graph among its ranks: returns the rank of each vertex, int64 [s]. Collective over the job.
 
-    METIS divides the graph, balanced in vertices and edges.
+    METIS divides it, balanced in vertices and edges.
 
     Args:
         is_shared: True if some host of the job has several ranks.
@@ -186,7 +186,7 @@ def _divided(job: Ranks, host: Ranks, edges: _Induced, is_shared: bool, seed: in
 
 
 def gathered_at_first(ranks: Ranks, values: Tensor) -> Tensor:
-    """Returns the ``values`` [n] of all ranks on the first rank, and an empty tensor on others. Collective."""
+    """Returns the concatenated ``values`` [n] of all ranks on the first rank; empty on others. Collective."""
     counts = [number for (number,) in ranks.gather_numbers("to gather edges", [values.numel()])]
     nothing = [0] * (ranks.size - 1)
     come = counts if ranks.rank == 0 else [0] * ranks.size
@@ -195,10 +195,11 @@ def gathered_at_first(ranks: Ranks, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Induced:
-    """Edges of a host's graph, as far as this rank holds them. ``vertices`` int64 [s] are the ascending ids of all vertices of the graph; ``is_picked``
-    bool [s] marks vertices of other hosts.
+    """Edges of a host's graph that this rank holds.
 
     Attributes:
+        vertices: int64 [s], ascending ids of all vertices of the graph.
+        is_picked: bool [s], True for vertices of other hosts.
         target, source: int64 [e], positions among ``vertices``; after :meth:`sent`, the host's numbers of vertices.
         e_id: int64 [e], ids of the edges.
         columns: name -> rows [e, ...].
@@ -213,7 +214,7 @@ class _Induced:
 
     @classmethod
     def of(cls, found: Expansion) -> _Induced:
-        """Keeps the edges that this rank has read, if both of their ends are vertices of the host's graph."""
+        """Selects, from the edges that this rank has read, those between two vertices of the host's graph."""
         inner, picked = torch.arange(found.inner.start, found.inner.stop, device="cpu"), found.picked
         vertices, order = torch.cat([inner, picked]).sort()
         ends: list[Tensor] = []  # [3, e]
@@ -229,8 +230,9 @@ class _Induced:
         return cls(vertices, order >= inner.numel(), target, source, e_id, whole)
 
     def sent(self, host: Ranks, owner: Tensor, order: Tensor) -> _Induced:
-        """Sends each edge to the rank that gets its target. Returns the edges that arrive, ordered by target, in the host's numbers. Collective over the
-        host.
+        """Sends each edge to the rank of its target. Collective over the host.
+
+        Returns the edges that arrive, ordered by target. Their ends are the host's numbers of vertices.
 
         Args:
             owner: int64 [s], the rank that gets each vertex.

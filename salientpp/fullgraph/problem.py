@@ -1,4 +1,4 @@
-"""Decides, for one rank in full-graph training, how it gets rows of other ranks: fetched, cached, recomputed or as sums.
+"""Decides how one rank gets rows of other ranks in full-graph training: fetched, cached, recomputed or as sums.
 
 Hop h is the h-th aggregation of the model, counted from 0. An edge from a vertex u of another rank to an own vertex t needs one of three things at hop h:
 
@@ -38,11 +38,11 @@ FETCH = -1
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds of basic operations. They are the same in the forward and the backward.
+    """Seconds that basic operations take on these machines. Forward and backward take equally long.
 
     Attributes:
         edge: time to add one word of a row along an edge (T_e).
-        vertex: time of one multiplication and addition when a vertex's row is multiplied by a layer's weights (T_v).
+        vertex: time of one multiplication and addition in the product of a vertex's row and a layer's weights (T_v).
         word: time for a word to arrive from another rank (T_c).
         kept: additional time of a training step if a rank keeps any vertex of others.
     """
@@ -73,12 +73,12 @@ class StepTimes:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds and bytes that a vertex of another rank costs in a training step.
+    """Costs of a training step, in seconds and bytes, of fetching, keeping, recomputing and summing other ranks' rows.
 
     Attributes:
-        widths: words of a row at each hop.
-        backward: True for hops at which a row's gradient travels back.
-        products: True for hops whose layer is a product with a constant matrix, so that sums may travel.
+        widths: for each hop, the number of words of a row.
+        backward: for each hop, True if a row's gradient travels back.
+        products: for each hop, True if its layer is a product with a constant matrix, so that sums may travel.
         itemsize: bytes of a word.
     """
 
@@ -93,24 +93,24 @@ class Costs:
         return len(self.widths)
 
     def words(self, hop: int) -> int:
-        """Returns the number of words that travel for a fetched row: its own and those of its gradient, if that travels."""
+        """Returns the number of words that travel for a row, including its gradient if that travels back."""
         return self.widths[hop] * (2 if self.backward[hop] else 1)
 
     def fetch(self, hop: int) -> float:
         return self.words(hop) * self.constants.word
 
     def sum(self, hop: int) -> float:
-        """Seconds of a sum. It travels like a row, and is added to the target's other rows in the forward and the backward."""
+        """Returns the seconds that a sum costs: it travels as a row does, and is added up in forward and backward."""
         return self.fetch(hop) + 2 * self.widths[hop] * self.constants.edge
 
     @property
     def vertex(self) -> float:
-        """Seconds of a kept vertex. Its row takes part in every layer's product with the weights, once in the forward and twice in the backward."""
+        """Seconds of a kept vertex. Each layer multiplies its row by weights, once forward and twice backward."""
         after = [*self.widths[1:], self.widths[-1]]
         return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
 
     def edge(self, depth: int) -> float:
-        """Additional seconds of an edge if ``depth`` layers of its target are recomputed instead of ``depth - 1``.
+        """Returns an edge's extra seconds if ``depth`` layers of its target are recomputed, not ``depth - 1``.
 
         A layer that is a matrix product adds the edge up only at hops that need it. Other layers do so at every hop, which ``depth`` 1 pays for.
         """
@@ -120,7 +120,7 @@ class Costs:
         return 2 * words * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, the times of single kernels."""
+        """Returns costs fitted to timed steps. ``alone``, the time of single kernels, is a lower bound."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge(1)),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
@@ -142,7 +142,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Decision of one rank how it gets the rows of other ranks.
+    """Says how one rank gets the rows of other ranks. Leading dimensions [...] hold several decisions.
 
     Attributes:
         depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
@@ -155,13 +155,13 @@ class Decision:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """All that one rank needs to decide. A group consists of the edges from one other rank to one own vertex.
+    """Facts by which a rank decides. The edges from another rank to one own vertex form a group, which a sum can serve.
 
     Attributes:
-        candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
-        named: int64 [2, e], the distinct edges from candidates to own vertices: place in ``candidates``, and number of the group.
+        candidates: int64 [m], ascending global ids: other ranks' vertices that may be kept here.
+        named: int64 [2, e], distinct edges from candidates to own vertices: index in ``candidates``, number of group.
         num_groups: number of groups, g.
-        pairs: int64 [2, f], the distinct edges between candidates: places of source and target.
+        pairs: int64 [2, f], distinct edges between candidates: index of the source, index of the target.
         in_degree: int64 [m], number of all edges into each candidate; 0 if no candidate may be recomputed.
         may_recompute: True if candidates may be recomputed.
     """
@@ -184,7 +184,7 @@ class Problem:
         costs: Costs,
         may_recompute: bool = True,
     ) -> Problem:
-        """Makes the problem of a rank. Candidates are at most as many hops away as the model has hops.
+        """Collects what a rank must know. Candidates are at most as many hops away as the model has hops.
 
         Args:
             offsets: the first vertex of each rank, and N at the end.
@@ -226,7 +226,7 @@ class Problem:
     # --- what a choice costs --------------------------------------------------------------------------------
 
     def fetched(self, choice: Decision) -> list[Tensor]:
-        """Returns, for each hop, True for candidates that are fetched: bool [..., m]."""
+        """Returns which candidates are fetched under a choice: for each hop, bool [..., m]."""
         found = []
         for hop in range(self.costs.num_hops):
             wanted = ~choice.summed[..., hop, :][..., self.named[1]]
@@ -236,7 +236,7 @@ class Problem:
         return found
 
     def sums(self, choice: Decision) -> list[Tensor]:
-        """Returns, for each hop, True for groups whose sum is sent: bool [..., g]."""
+        """Returns the groups that get a sum under a choice: for each hop, bool [..., g]."""
         found = []
         for hop, fetched in enumerate(self.fetched(choice)):
             missing = ((choice.depths < hop) & ~fetched)[..., self.named[0]]
@@ -245,12 +245,12 @@ class Problem:
 
     @staticmethod
     def _any(values: Tensor, index: Tensor, size: int) -> Tensor:
-        """Returns bool [..., size]: True at each index for which some of the ``values`` is True."""
+        """Returns bool [..., size]: entry i is True if any of the ``values`` whose ``index`` is i is True."""
         none = torch.zeros((*values.shape[:-1], size), dtype=torch.uint8, device="cpu")
         return none.scatter_reduce_(-1, index.expand(values.shape), values.to(torch.uint8), "amax").bool()
 
     def seconds(self, choice: Decision) -> Tensor:
-        """Returns the seconds that a step takes because of the choice, float64 [...]."""
+        """Returns the seconds that a choice adds to a step, float64 [...]."""
         costs, depths = self.costs, choice.depths
         total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
         for depth in range(1, costs.num_hops):
@@ -260,11 +260,11 @@ class Problem:
         return total.to(torch.float64)
 
     def memory(self, depths: Tensor) -> Tensor:
-        """Returns the bytes [...] of memory for kept rows and edges."""
+        """Returns the bytes of memory, [...], that kept rows and edges take."""
         return self._bytes(depths).sum(-1)
 
     def forecast(self, choice: Decision) -> dict[str, float]:
-        """Returns the numbers of rows, sums and words that arrive in a step, of kept vertices and edges, the bytes of memory, and the seconds."""
+        """Returns what a choice means for a step, by name: arriving rows, kept vertices, memory in bytes, seconds."""
         costs = self.costs
         rows = [int(each.sum()) for each in self.fetched(choice)]
         sums = [int(each.sum()) for each in self.sums(choice)]
@@ -285,7 +285,7 @@ class Problem:
     # --- solutions ------------------------------------------------------------------------------------------
 
     def pure(self, kind: str) -> Decision:
-        """Returns the choice that treats all rows alike.
+        """Returns a simple choice, which treats all rows alike, for comparison with the minimum cut.
 
         Args:
             kind: 'fetch' keeps nothing. 'cache' keeps all input rows that this rank's vertices need. 'recompute' fetches nothing. 'sum' keeps nothing, and
@@ -304,10 +304,10 @@ class Problem:
         return Decision(depths, may_sum[:, None].expand(-1, self.num_groups))
 
     def cut(self, price: float = 0.0, depths: Tensor | None = None) -> Decision:
-        """Returns the cheapest choice, if a byte of memory costs ``price`` seconds. The fixed time of a step with kept vertices does not count.
+        """Returns the cheapest choice if a byte of memory costs ``price`` seconds. It ignores the fixed time ``kept``.
 
         Args:
-            depths: the depths to take, int64 [m]; None: the cheapest.
+            depths: int64 [m], the depths that the choice must have; None: the cheapest.
         """
         costs, levels = self.costs, self.num_levels
         deepest = costs.num_hops if self.may_recompute else 1
@@ -330,7 +330,7 @@ class Problem:
         return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
 
     def solve(self, budget: float = inf) -> Decision:
-        """Returns a choice within ``budget`` bytes. No choice of :meth:`pure` that also fits is faster."""
+        """Returns a fast choice whose memory fits into ``budget`` bytes. No :meth:`pure` choice that fits is faster."""
         pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
         if not self.may_recompute:
             del pure[2]
@@ -345,7 +345,7 @@ class Problem:
         return min(fitting, key=lambda choice: float(self.seconds(choice)))
 
     def _within(self, budget: float) -> Decision:
-        """Raises the price of memory until the cheapest choice fits, and returns it with further vertices that still fit."""
+        """Raises the price of memory until the cheapest choice fits. Then adds vertices, as far as memory allows."""
         low, high = 0.0, sum(map(self.costs.fetch, range(self.costs.num_hops))) / self.costs.vertex_bytes
         depths, above = self.pure("fetch").depths, self.cut().depths
         for _ in range(_PRICES):

@@ -18,7 +18,7 @@ from salientpp.fullgraph.rank_graph import Hop
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """Constant sparse matrix, and its transpose for the backward.
+    """Constant sparse matrix that autograd can multiply by rows. It also holds its transpose, for the backward.
 
     On the CPU, torch does not multiply sparse matrices of 16-bit floats. There, values and sums are float32, whatever the dtype of the rows.
     """
@@ -35,7 +35,7 @@ class Sparse:
         shape: tuple[int, int],
         device: torch.device | None = None,
     ) -> Sparse:
-        """Makes the matrix from coordinates; repeated coordinates add up. ``device`` None: that of ``value``."""
+        """Makes the matrix from its entries. Repeated entries add up. ``device`` None: the device of ``value``."""
         if device is not None:
             row, column, value = row.to(device), column.to(device), value.to(device)
         if value.device.type == "cpu":
@@ -83,7 +83,7 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One rank's part of the product at one hop: its rows of the whole graph's sparse matrix, and the exchange of rows and sums with other ranks.
+    """One rank's part of the product at one hop: its rows of the sparse matrix, and the exchange of rows and sums.
 
     In shapes, n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums computed for others, and r the number of rows and sums that arrive.
     """
@@ -95,7 +95,7 @@ class Operand:
     sums: Sparse | None  # [s, n]; None if no rank sends sums
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """Returns the product's rows [n, f] in the matrix's dtype, from this rank's rows [n, f]. Collective."""
+        """Multiplies this rank's rows [n, f]. Returns the product's rows [n, f] in the matrix's dtype. Collective."""
         sent = rows if self.sums is None else torch.cat([rows, (self.sums @ rows).to(rows.dtype)])
         flight = Flight(self.ranks, sent, self.route)
         near = self.near @ rows
@@ -103,7 +103,7 @@ class Operand:
 
 
 def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -> Operand:
-    """Makes the operand for edges and their values. The edges are in the graph's local numbers. Collective if ``hop.has_sums``.
+    """Makes the operand of edges (local numbers) with these values, for one hop. Collective if ``hop.has_sums``.
 
     It leaves out edges into vertices that need not be computed at this hop. If the row of a source is neither available here nor fetched, its
     owner adds it up and sends the sum.
@@ -150,14 +150,14 @@ def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -
 def _exchanged_sums(
     graph: LocalGraph, source: Tensor, target: Tensor, value: Tensor, device: torch.device
 ) -> tuple[Sparse, Tensor, list[int], list[int]]:
-    """Tells the owners of other ranks' vertices which rows to add up. Collective.
+    """Asks the owners of these sources for sums of their rows. Collective.
 
     Args:
         source, target, value: edges [e] from global ids of other ranks' vertices to local numbers, with their values.
 
     Returns:
-        Four values. The matrix [s, num_inner] computes this rank's sums for others. The keys ``owner * num_inner + target``, int64 [t] ascending, identify
-        the sums that it gets. Two lists follow: the number of sums that it gets from each owner, and that it computes for each rank.
+        A matrix [s, num_inner], which computes this rank's sums for others. The keys ``owner * num_inner + target`` of
+        the sums that it gets, int64 [t], ascending. How many sums it gets from each owner, and computes for each rank.
     """
     ranks, number = graph.ranks, graph.num_inner
     owner = graph.owner(source)
@@ -179,7 +179,7 @@ def _exchanged_sums(
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the positions of rows and of sums in a table that has, for rank after rank, ``rows[rank]`` rows and then ``sums[rank]`` sums."""
+    """Returns the positions of rows, and of sums, in a table with each rank's ``rows[rank]`` rows, then its sums."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)

@@ -20,12 +20,12 @@ Summing: TypeAlias = Callable[[Tensor, "Tensor | None", int], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """Rows that a rank fetches before it can aggregate one hop.
+    """Says which rows of other ranks a rank fetches before it aggregates along the edges of one hop.
 
     Attributes:
         route: brings rows of the halo.
-        slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
-        level: number of the first hop that fetches these rows. A kept row is available if at least ``level`` of its layers are recomputed here.
+        slots: int64 [route.num_received], the position of each received row in the table of the rows of all sources.
+        level: first hop that fetches these rows. A kept row is here if at least ``level`` of its layers are recomputed.
         has_sums: True if some rank gets sums instead of some rows at this hop. Only layers that are matrix products can use sums. Other layers then fetch
             the whole halo.
     """
@@ -37,7 +37,7 @@ class Hop:
 
 
 class RankGraph:
-    """Own vertices of a rank, the edges into them, and the routes of the halo's rows: all that a distributed model needs.
+    """Graph as a distributed model sees it on one rank: own vertices, the edges into them, and how halo rows arrive.
 
     Attributes:
         ranks: the ranks that exchange rows of vertices in a step.
@@ -45,9 +45,9 @@ class RankGraph:
         inner: int64 [r], global ids of other ranks' vertices whose rows are kept here. They follow the rank's own in every table of rows.
         outer: int64 [h], global ids of the halo's other vertices.
         edge_index: int64 [2, e], edges into the rank's own and the kept vertices, in the local numbers of the tables of rows.
-        edge_tensors: rows of edges that were read so far, by name.
+        edge_tensors: edge attributes that were read so far, by name.
         hops: for each hop, the rows to fetch; the last entry serves all further hops.
-        whole_halo: the rows of all vertices of ``inner`` and ``outer``.
+        whole_halo: fetches the rows of all vertices of ``inner`` and ``outer``.
     """
 
     ranks: Ranks
@@ -66,31 +66,31 @@ class RankGraph:
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks whose vertices batch normalisation takes its statistics from."""
+        """The ranks over whose vertices batch normalisation takes means and variances."""
         return self.job
 
     @property
     def num_counted(self) -> int:
-        """Number of this rank's first rows that count in statistics, so that each vertex counts on one rank only."""
+        """Number of this rank's rows that count in statistics. They come first. Each vertex counts on one rank only."""
         return self.n_id.numel()
 
     @property
     def num_seeds(self) -> int | None:
-        """Number of this rank's first rows that belong to seeds of a batch; None in full-graph training."""
+        """Number of this rank's seeds in a batch, whose rows come first; None in full-graph training."""
         return None
 
     @property
     def num_vertices(self) -> int:
-        """Number of vertices over which :attr:`averaging` takes statistics, on all its ranks together."""
+        """Number of vertices that count in statistics, on all ranks of :attr:`averaging` together."""
         raise NotImplementedError
 
     def over_all_edges(
         self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None, what: Hashable
     ) -> Tensor:
-        """Computes a value of each vertex from all edges of the whole graph into it. Collective.
+        """Computes a value for each vertex from all edges into it, such as its degree. Collective.
 
         Args:
-            what: name of the computation. A result may be kept under this name and used again.
+            what: name of the computation, under which its result may be kept and used again.
             compute: function of edges, their weights (or None) and a number of vertices; returns one value per vertex.
             edge_index, edge_weight: edges of this graph, and their weights.
 
@@ -111,32 +111,32 @@ class RankGraph:
 
     @property
     def num_inner(self) -> int:
-        """Number of rows that the model computes here: this rank's own, and those of kept vertices."""
+        """Number of rows that the model computes here: rows of this rank's vertices, and of kept ones."""
         return self.num_own + self.inner.numel()
 
     @property
     def num_targets(self) -> int:
-        """Number of rows that a layer computes."""
+        """Number of rows that the running layer computes. It may be less than :attr:`num_inner` in a trimmed model."""
         return self.num_inner
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that edges can refer to."""
+        """Number of rows in the table of sources: :attr:`num_inner`, and the rest of the halo."""
         return self.num_inner + self.outer.numel()
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
-        """Returns the table [num_rows, ...] that edges refer to: ``rows`` [num_inner, ...], and the arrived rows in their slots."""
+        """Returns the table of sources, [num_rows, ...]: ``rows`` [num_inner, ...], and ``arrived`` in its slots."""
         if arrived.size(0) == self.outer.numel() and not self.inner.numel():
             return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
         empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def in_plan(self, value: Any) -> Any:
-        """Replaces ``value``, if it is edges or an edge attribute, by that of the part under the plan. Returns other arguments unchanged."""
+        """Replaces edges and edge attributes of the part without a plan by those of this part. Others stay the same."""
         return value
 
     def own_rows(self, out: Tensor) -> Tensor:
-        """Removes the rows of other ranks' vertices from a tensor that a model returned under a plan."""
+        """Returns the first rows of a model's result: without the rows of other ranks' vertices that a plan keeps."""
         if not self.inner.numel() or self.num_inner not in out.shape:
             return out
         if out.size(0) != self.num_inner:
@@ -147,6 +147,6 @@ class RankGraph:
         return out[: self.num_own]
 
     def of_whole_halo(self, rows: Tensor) -> Tensor:
-        """Extends this rank's own rows to the table [num_rows, ...]. All other rows come from their owners. Collective."""
+        """Returns the table of sources, [num_rows, ...]: this rank's ``rows``, and rows of all others. Collective."""
         arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
         return self.with_halo(rows, self.whole_halo, arrived)

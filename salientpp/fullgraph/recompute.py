@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward, so that a rank keeps only their input rows.
+"""Computes layers again in the backward, so that a rank keeps only their input rows in between.
 
 Each message-passing layer is a section of :func:`torch.utils.checkpoint.checkpoint`. The forward keeps the layer's input rows. The backward calls the layer
 again, which exchanges rows of the halo again, and frees what it computed before the backward of the layer below begins. The section uses the same
@@ -47,12 +47,12 @@ _SMALLEST, _USUAL = 4 << 20, 32 << 20
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Call of a layer that the backward repeats.
+    """Call of a layer that the backward will repeat, or is repeating.
 
     Attributes:
         stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
         substituting: makes a context in which the model computes with given stand-ins.
-        asks_for_edges: True if the user asked for rows of edges, so that the layer cannot be computed in pieces.
+        asks_for_edges: True if the caller wants a result with a row for each edge, which pieces cannot give.
         is_again: True in the backward.
     """
 
@@ -63,7 +63,7 @@ class _Call:
 
 
 class _Reentered(contextlib.AbstractContextManager[None]):
-    """Context that can be entered repeatedly, because each backward through one forward computes the layers again."""
+    """Context that can be entered several times: a user may call backward twice, and each computes the layers again."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -79,7 +79,7 @@ class _Reentered(contextlib.AbstractContextManager[None]):
 
 
 class _Buffers:
-    """Buffers of a layer as they were before its forward, such as the vectors of ``spectral_norm``. The backward computes the layer with them again.
+    """Copies of a layer's buffers before its forward, such as vectors of ``spectral_norm``, for the backward.
 
     They are copied before every forward, because writes through ``.data`` and later writes cannot be noticed.
     """
@@ -89,7 +89,7 @@ class _Buffers:
         self._given = _copies([module._buffers for module in self._parts])
 
     def before(self) -> Replaced:
-        """Context in which the layer has the buffers from before its forward, and then its present ones again."""
+        """Gives the layer its buffers from before the forward, inside the context, and then its present ones."""
         copies = _copies(self._given)
         return Replaced((vars(module), "_buffers", copied) for module, copied in zip(self._parts, copies, strict=True))
 
@@ -102,7 +102,7 @@ def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tenso
 
 @dataclass(eq=False)
 class Recompute:
-    """Decides what a distributed model keeps between the forward and the backward, and calls its layers accordingly.
+    """Calls a distributed model's layers so that what the forward keeps for the backward follows the user's option.
 
     Attributes:
         kind: 'layers', or None to keep everything.
@@ -135,7 +135,7 @@ class Recompute:
         return copied
 
     def _hold(self) -> None:
-        """Makes freed blocks return to the system as long as this object, or another one that computes layers again, exists."""
+        """Calls :func:`return_freed_blocks`, with effect until this object is deleted."""
         if self.kind is None:
             return
         return_freed_blocks()
@@ -147,7 +147,7 @@ class Recompute:
         return self._call is not None and self._call.is_again
 
     def storing(self, x: Tensor, num_rows: int) -> contextlib.AbstractContextManager[None]:
-        """Context of a call of the model on ``x`` [num_rows, ...]."""
+        """Wraps a call of the model on ``x`` [num_rows, ...], so that kept rows are written to the file, if any."""
         return contextlib.nullcontext() if self._file is None else self._file.storing(x, num_rows)
 
     def layer(
@@ -160,12 +160,12 @@ class Recompute:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Returns ``forward(*args, **kwargs)`` of a layer. Autograd keeps the arguments only, and calls ``forward`` again in the backward.
+        """Returns a layer's ``forward(*args, **kwargs)``. Autograd keeps only its arguments, and calls it again.
 
         Args:
             stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
             substituting: makes a context in which the model computes with given stand-ins.
-            again: makes the context of a call in the backward.
+            again: makes the context in which the backward calls ``forward``.
         """
         if self._call is not None:  # inside another layer
             return forward(*args, **kwargs)
@@ -214,7 +214,7 @@ class Recompute:
         size: tuple[int, int],
         given: dict[str, Any],
     ) -> Any:
-        """Computes a layer's ``propagate`` or ``edge_updater`` from tables with rows of the halo. The arguments are as in :func:`propagated`."""
+        """Computes ``propagate`` or ``edge_updater``, in pieces if possible. Arguments as in :func:`propagated`."""
         call = self._call
         if call is not None and not call.asks_for_edges:
             if not is_edge_level:
@@ -224,10 +224,10 @@ class Recompute:
         return original(edge_index, size=size, **given)
 
     def refuse_checkpoint(self, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        """Checks that ``module``, a part of ``root``, is not called inside a section of the user's ``torch.utils.checkpoint``.
+        """Refuses to run ``module``, a part of ``root``, inside the user's ``torch.utils.checkpoint``.
 
         Raises:
-            ValueError: it is. The backward of the section would call it outside the model's forward, where it cannot exchange rows.
+            ValueError: it runs there. The backward would call it outside the model, where ranks exchange no rows.
         """
         if self._call is None and _is_in_checkpoint():
             _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
@@ -239,10 +239,10 @@ _asking, _counting = 0, threading.RLock()
 
 
 def return_freed_blocks() -> None:
-    """Makes the C library return large blocks to the system when they are freed, until :func:`keep_freed_blocks` is called as often.
+    """Makes the C library return freed large blocks to the system.
 
-    By default glibc keeps freed blocks of up to 32 MiB for later use. Rows of layers and pieces of other sizes then fragment them: a 14-layer model took
-    three times the memory of its tensors.
+    :func:`keep_freed_blocks` ends the effect of one call. By default glibc keeps freed blocks of up to 32 MiB for later
+    use. Rows of layers and pieces of other sizes then fragment them: a 14-layer model took 3 times its tensors' bytes.
     """
     global _asking
     with _counting:
@@ -251,7 +251,7 @@ def return_freed_blocks() -> None:
 
 
 def keep_freed_blocks() -> None:
-    """Ends the effect of one call of :func:`return_freed_blocks`."""
+    """Ends the effect of one call of :func:`return_freed_blocks`. After the last one, freed blocks are kept again."""
     global _asking
     with _counting:
         _asking -= 1
@@ -260,7 +260,7 @@ def keep_freed_blocks() -> None:
 
 
 def _set_own_pages(smallest: int) -> None:
-    """Sets the bytes from which a block of the C library has pages of its own, which return to the system when the block is freed."""
+    """Sets the size in bytes from which the C library gives a block its own pages, which it returns when freed."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         set_option(_OWN_PAGES, smallest)
@@ -271,7 +271,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _asks_for_edges(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a call of the layer asks for a result with a row for each edge."""
+    """True if the arguments of a layer ask for a result with a row for each edge, such as attention weights."""
     if kwargs.get(_ASKS_FOR_EDGES) is not None:
         return True
     names = [*inspect.signature(type(conv).forward).parameters][1 : 1 + len(args)]

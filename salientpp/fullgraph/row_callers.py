@@ -40,7 +40,7 @@ _REPEATING = f"{OURS}fullgraph/recompute.py", f"{_TORCH}utils/checkpoint.py"
 
 
 def is_exempt() -> bool:
-    """Returns True if the torch function needs no check, because this package or a layer of PyG has called it, perhaps through functions of PyG and torch."""
+    """True if the check need not try the function: this package or PyG's layers called it, maybe through libraries."""
     frame = _calling_frame()
     if frame is not None and frame.f_code.co_filename.startswith(OURS):
         return True
@@ -56,19 +56,19 @@ def is_exempt() -> bool:
 
 
 def is_of_user() -> bool:
-    """Returns True if the user's code has called the checked function directly, not through a library."""
+    """True if the user's own code called the checked function, and no library in between."""
     frame = _calling_frame()
     return frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES)
 
 
 def is_ours() -> bool:
-    """Returns True if code of this package has called the checked function, for example to read attributes of a graph."""
+    """True if this package's code called the checked function, for example to read attributes of a graph."""
     frame = _calling_frame()
     return frame is not None and frame.f_code.co_filename.startswith(OURS)
 
 
 def is_repeated() -> bool:
-    """Returns True if the backward will repeat the running code, where ranks cannot ask each other."""
+    """True if the backward will run this code again. Ranks cannot ask each other there."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename in _REPEATING:
@@ -78,7 +78,7 @@ def is_repeated() -> bool:
 
 
 def running_module() -> tuple[torch.nn.Module | None, str]:
-    """Returns the module that is running, and the line of the user's code in it that called the function."""
+    """Returns the module that is running, and text that names the user's line in it that called the function."""
     frame: FrameType | None = sys._getframe(1)
     place = ""
     while frame is not None:
@@ -93,7 +93,7 @@ def running_module() -> tuple[torch.nn.Module | None, str]:
 
 
 def _calling_frame() -> FrameType | None:
-    """Returns the frame of the code that called the function which the running mode handles."""
+    """Returns the stack frame that called the checked function, without the frames of the check."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _ENTRIES:
         frame = frame.f_back

@@ -69,7 +69,7 @@ _TENSORS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
 
 
 class RowCheck(TorchFunctionMode):
-    """Follows rows through a model, and refuses functions that depend on several vertices.
+    """Watches torch functions between a model's layers, and refuses those that depend on the rows of several vertices.
 
     Args:
         module: the model.
@@ -97,9 +97,9 @@ class RowCheck(TorchFunctionMode):
 
     @contextlib.contextmanager
     def calling(self, x: Tensor, given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph) -> Iterator[None]:
-        """Context of a call of the model on a rank's graph. It follows ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
+        """Checks a call of the model on a rank's graph, inside the context, if several ranks have the vertices.
 
-        If a graph's vertices are all on one rank, nothing is checked there.
+        It follows ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
         """
         if graph.averaging.size == 1:
             self._called = 0, (), None
@@ -128,14 +128,14 @@ class RowCheck(TorchFunctionMode):
             self._num_followed, self._num_edges = 0, None
 
     def follow(self, out: Any, dim: int = 0) -> None:
-        """Follows tensors with a row for each vertex along ``dim``."""
+        """Records that tensors in ``out`` have a row for each vertex along ``dim``, if their size there fits."""
         for tensor in output_tensors(out):
             if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) in self._numbers:
                 self._mark(tensor, Rows(self._family("vertices", tensor.size(dim)), dim % tensor.dim()))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Context in which functions are not checked, and their results not followed."""
+        """Switches the check off inside the context. Results of functions are then not followed either."""
         before, self._off = self._off, True
         try:
             yield
@@ -143,7 +143,7 @@ class RowCheck(TorchFunctionMode):
             self._off = before
 
     def unfollowed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function so that it runs within :meth:`paused`."""
+        """Returns a function that runs ``function`` with the check switched off."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ class RowCheck(TorchFunctionMode):
         return self._families[key]
 
     def _note_made(self, out: Any) -> None:
-        """Notes that this call of the model made these tensors, so that their rows are not taken for the user's."""
+        """Records that this call of the model made these tensors, so that :meth:`_is_older` is False for them."""
         for tensor in [out] if isinstance(out, Tensor) else out if isinstance(out, (list, tuple)) else ():
             if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) in self._numbers:
                 if not is_ours():
@@ -170,7 +170,7 @@ class RowCheck(TorchFunctionMode):
                     self.follow(tensor)
 
     def _is_older(self, tensor: Tensor) -> bool:
-        """Returns True if the user may have made a tensor with as many rows as vertices before this call of the model."""
+        """True if a tensor has as many rows as there are vertices, and may be older than this call of the model."""
         if not tensor.dim() or tensor.size(0) != self._number:
             return False
         found = self._followed.get(id(tensor))
@@ -240,10 +240,10 @@ class RowCheck(TorchFunctionMode):
         return out
 
     def _verdict(self, call: Call, key: Any) -> list[Rows | None] | Tensor | None:
-        """Decides whether a function may run. Returns, for each tensor that it returns or writes, where the tensor has rows, or None for no rows.
+        """Decides whether a function may run.
 
-        If the function depends on other rows, but the ranks together can compute it, returns its result. For a call by a layer of PyG, returns None
-        in this case and if ``key`` is None.
+        Returns a list: for each tensor that it returns or writes, its rows or None. If the function depends on other
+        rows, but the ranks can compute it together, returns its result. None: a layer of PyG made the call.
 
         Args:
             key: what the verdict depends on; None if it depends on values of tensors.
@@ -265,7 +265,7 @@ class RowCheck(TorchFunctionMode):
         return self._joined(call) if found is None else found
 
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
-        """Computes a function that depends on other rows over all ranks, or refuses it. Returns None for calls by layers of PyG, [] for harmless calls."""
+        """Computes a function that depends on other rows over all ranks, or refuses it. Returns as :meth:`_verdict`."""
         if is_exempt():
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
@@ -279,7 +279,7 @@ class RowCheck(TorchFunctionMode):
         self.refuse(call.name)
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the result of a size query. The user's code gets a :class:`Count` for the number of rows."""
+        """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`."""
         rows = self._rows_of(args[0])
         out = func(*args, **kwargs)
         if rows is None or rows.marks or not is_of_user():
@@ -300,7 +300,7 @@ class RowCheck(TorchFunctionMode):
         return shape_of(count if dim == rows.lead else size for dim, size in enumerate(out))
 
     def whole_number(self, family: Family) -> int | None:
-        """Returns the number of vertices or edges of the whole graph; None if no rank can be asked. Collective for edges, once in a call of the model."""
+        """Returns the family's size in the whole graph, or None. Collective for edges, once per call of the model."""
         if self._graph is None or family.is_selected:
             return None
         if family.what == "vertices":
@@ -314,7 +314,7 @@ class RowCheck(TorchFunctionMode):
     # --- gradients ------------------------------------------------------------------------------------------
 
     def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a gradient hook of a tensor or module in the check. A hook that returns nothing may compute anything."""
+        """Returns a gradient hook that checks ``hook``. A hook that returns nothing may compute anything."""
         checked = self._checked(f"a hook of gradients ({getattr(hook, '__name__', hook)})", hook)
 
         def run(*given: Any) -> Any:
@@ -328,14 +328,14 @@ class RowCheck(TorchFunctionMode):
         return run
 
     def check_functions(self, nodes: list[Any]) -> None:
-        """Puts the user's ``autograd.Function`` among ``nodes`` of the gradient graph under the check."""
+        """Makes the backward of each ``autograd.Function`` of the user's among ``nodes`` run under the check."""
         for node in nodes:
             kind = getattr(type(node), "_forward_cls", None)
             if kind is not None and not kind.__module__.startswith(("salientpp.", "torch.", "torch_geometric.")):
                 node.apply = self._checked(f"the backward of {kind.__name__}", node.apply)
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function of gradients in the check, which takes all tensors with as many rows as vertices for rows of vertices."""
+        """Returns a checked ``function`` of gradients. Tensors with as many rows as vertices count as their rows."""
         state = *self._called, None, True
 
         def run(*gradients: Any) -> Any:
@@ -368,7 +368,7 @@ class RowCheck(TorchFunctionMode):
 
 
 def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
-    """Adds to ``call`` the facts that a verdict depends on. Returns False if it depends on values of tensors."""
+    """Adds to ``call`` the facts about an argument that decide its verdict. False if values of tensors matter too."""
     key = call.key
     if isinstance(value, Tensor):
         rows = call.rows_of(value)
@@ -400,7 +400,7 @@ def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> boo
 
 
 def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields replacements (attributes of a module, name, value) that put the module's backward hooks under the check."""
+    """Yields replacements (attributes of a module, name, value) by which the module's backward hooks are checked."""
     for name in ("_backward_hooks", "_backward_pre_hooks"):
         if own[name]:
             yield own, name, OrderedDict((key, rows.checked_hook(hook)) for key, hook in own[name].items())
@@ -409,7 +409,7 @@ def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[st
 def tensors_given(
     forward: Callable[..., Any], given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph
 ) -> Iterator[tuple[Tensor, str]]:
-    """Yields tensors among a model's arguments after ``x``, with what their rows are: "vertices" or "edges"; "ends" for edges int64 [2, e]."""
+    """Yields tensors of a model's other arguments, and what their rows are: "vertices", "edges" or "ends" ([2, e])."""
     args, num_edges, known = given[0], graph.edge_index.size(1), {id(each) for each in graph.edge_tensors.values()}
     numbers = graph.num_inner, graph.num_own
     names = [*inspect.signature(forward).parameters][1 : 1 + len(args)] if num_edges in numbers else []
@@ -430,7 +430,7 @@ def tensors_given(
 
 
 def _named_tensors(named: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors in named values, in containers and in objects of PyG, with the last name of each."""
+    """Yields (name, tensor) for all tensors in named values, also inside containers and PyG's objects."""
     for name, value in named:
         if isinstance(value, BaseData):
             yield from _named_tensors(item for store in value.stores for item in store.items())

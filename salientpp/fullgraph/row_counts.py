@@ -17,17 +17,17 @@ from salientpp.fullgraph.row_callers import is_of_user
 
 
 class Checking(Protocol):
-    """Interface of the check that refuses wrong uses of numbers of rows."""
+    """Interface of the check (:class:`RowCheck`) that a :class:`Count` tells of wrong uses."""
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises the error for a number of rows that is used as a value."""
+        """Raises an error: a number of rows is used as a value. ``what`` names the use."""
 
     def whole_number(self, family: Any) -> int | None:
-        """Returns how many vertices or edges of a ``family`` all ranks have together; None if it is not known. Collective for edges."""
+        """Returns the number of rows of a family on all ranks together; None if it is unknown. Collective for edges."""
 
 
 class Count(torch.SymInt):
-    """Integer computed from a number of rows. It is a symbolic integer, so that torch's functions accept it.
+    """Integer computed from a number of rows, which knows how. A symbolic integer, so that torch's functions accept it.
 
     Args:
         value: the integer.
@@ -49,7 +49,7 @@ class Count(torch.SymInt):
 
     @classmethod
     def rows(cls, family: Any, factor: int, check: Checking) -> Count:
-        """Returns the number of rows of a tensor with ``factor`` rows for each one of the family."""
+        """Returns the number of rows of a tensor that has ``factor`` rows for each row of a family."""
         return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), check)
 
     def __index__(self) -> int:
@@ -159,7 +159,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class Shape(tuple[Any, ...]):
-    """Shape of a tensor of which one size is a :class:`Count`."""
+    """Shape of a tensor one of whose sizes is a :class:`Count`."""
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
@@ -179,23 +179,23 @@ class Shape(tuple[Any, ...]):
 
 
 def shape_of(sizes: Iterable[Any]) -> Any:
-    """Returns sizes as a :class:`Shape` if a :class:`Count` is among them, else as torch's size."""
+    """Returns a :class:`Shape` of these sizes if a :class:`Count` is among them, else a ``torch.Size``."""
     sizes = tuple(sizes)
     return Shape(sizes) if any(isinstance(size, Count) for size in sizes) else torch.Size(sizes)
 
 
 def counts_in(value: Any) -> Iterator[Count]:
-    """Yields the counts in a value."""
+    """Yields each :class:`Count` in a value, also inside containers."""
     return found(value, Count)
 
 
 def mapped_arguments(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Returns arguments of an operation, with ``function`` applied to what they hold. Shapes become plain tuples."""
+    """Applies ``function`` to each value in an operation's arguments, also inside containers. Shapes become tuples."""
     return mapped(value, function, (Shape, torch.Size))
 
 
 def without_counts(value: Any) -> Any:
-    """Returns a value with plain integers in place of counts."""
+    """Returns a value in which each :class:`Count` is replaced by its integer."""
     return mapped_arguments(value, _plain) if next(counts_in(value), None) is not None else value
 
 

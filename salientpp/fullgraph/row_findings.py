@@ -1,4 +1,4 @@
-"""Finds where a torch function leaves rows of vertices or edges: by trials, or from what is known of functions that refer to edges or select rows."""
+"""Finds which results of a torch function have rows of vertices or edges: by trials, or by rules for some functions."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _CUTS = {"split": 2, "tensor_split": 2, "chunk": 2, "unsafe_split": 2, "unsafe_c
 def found_rows(
     call: Call, number: int, edge_index: Tensor, older: Callable[[Tensor], Rows | None], seeds: int | None = None
 ) -> list[Rows | None] | None:
-    """Finds where the tensors that a function returns or writes have rows; None if it depends on other rows.
+    """Finds, for each tensor that a function returns or writes, where it has rows. None if the function mixes rows.
 
     Args:
         number: number of vertices.
         edge_index: [2, E], the graph's edges.
-        seeds: number of first vertices that are seeds of a batch; None without seeds.
-        older: function that returns where a tensor from before the call of the model may have rows of vertices.
+        seeds: number of seeds of a batch, which are the first vertices; None without seeds.
+        older: returns where a tensor that is older than the call of the model may have rows of vertices.
     """
     name, rows = call.name, call.rows
     of_edges = bool(rows) and all(each.family.is_of_edges for each in rows)
@@ -86,7 +86,7 @@ def found_rows(
 
 
 def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_edges: bool) -> list[Rows | None] | None:
-    """Finds rows as :func:`found_rows` does, by trials."""
+    """Does by trials what :func:`found_rows` does."""
     rows = call.rows
     if any(each.places for each in rows):
         return _moved_places(call, number, older)
@@ -102,7 +102,7 @@ def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_e
 
 
 def _sorted(call: Call) -> list[Rows | None]:
-    """Returns where sorted rows of edges are. The index that sorting returns is not followed."""
+    """Returns the rows of the result of sorting rows of edges. The index that sorting returns is not followed."""
     rows = call.rows[0]
     if call.name == "argsort" or rows.ids or rows.lead or rows.factor != 1:
         return []
@@ -110,13 +110,13 @@ def _sorted(call: Call) -> list[Rows | None]:
 
 
 def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
-    """Marks rows of edges as reordered. It is then unknown which rows count, so no question is answered about them."""
+    """Returns reordered rows of edges. Questions about them get no answer, as it is unknown which rows count."""
     call.selects = True
     return Rows(Family.of(number, "edges, in another order", (4, 11)), lead)
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
-    """Returns True if a function depends on other rows, but trials on few rows would not show it, such as a slice up to a large position."""
+    """True if a function depends on other rows, but trials with few rows would not show it, such as ``h[:1000]``."""
     name = call.name
     given: Any = call.args[0] if call.args else call.kwargs.get("input")
     rows = call.rows_of(given)
@@ -148,7 +148,7 @@ def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
 
 
 def _compares_ids(call: Call) -> bool:
-    """Returns True if numbers of vertices or edges are compared with anything but those of the same edges."""
+    """True if a function compares numbers of vertices or edges, which differ between ranks, with other values."""
     given = [call.rows_of(each) for each in call.args]
     name = call.name.strip("_")
     is_alike = name in ("eq", "ne") and all(each is not None and each.ids for each in given)
@@ -156,7 +156,7 @@ def _compares_ids(call: Call) -> bool:
 
 
 def _joined_edges(call: Call) -> list[Rows | None] | None:
-    """Returns where the rows are after a ``cat`` of edges and others, such as a self-loop per vertex; None for other functions."""
+    """Returns the rows of a ``cat`` of edges and others, such as a self-loop per vertex. None for other functions."""
     if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
         return None
     tensors = call.args[0]
@@ -170,7 +170,7 @@ def _joined_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _selected_edges(call: Call) -> list[Rows | None] | None:
-    """Returns where the result of a selection of edges by a mask has their rows or numbers; None for other functions."""
+    """Returns the rows of a function that selects edges, such as by a mask. None for other functions."""
     name, args = call.name, call.args
     rows = call.rows_of(args[0]) if args else None
     if rows is None or rows.factor != 1:
@@ -203,7 +203,7 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _index_along(dim: int, index: Any, number: int) -> Any:
-    """Returns the part of an index that selects along a followed dimension; None if it has none."""
+    """Returns the part of ``index`` that selects along ``dim``, or None. ``number``: dimensions of the tensor."""
     parts = index if isinstance(index, tuple) else (index,)
     sizes = [
         0
@@ -223,7 +223,7 @@ def _index_along(dim: int, index: Any, number: int) -> Any:
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where numbers of selected rows are after a function that only reshapes them; else None."""
+    """Returns the rows of a function that only reshapes numbers of selected rows. None for other functions."""
     if call.name not in _FORMS or len(call.rows) > 1:
         return None
     try:
@@ -234,19 +234,19 @@ def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None
 
 
 def number_of_edges(graph: RankGraph, place: str) -> int:
-    """Returns the number of edges on all ranks. Collective. ``place``: the user's line, for the agreement of ranks."""
+    """Returns the number of edges on all ranks. Collective. ``place`` names the user's line, for errors."""
     mine = int((graph.edge_index[1] < graph.num_counted).sum())
     return sum(number for (number,) in graph.averaging.gather_numbers(f"the number of edges{place}", [mine]))
 
 
 def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
-    """Answers a question about integers or booleans of all vertices or edges, such as ``mask.any()``. Collective. Returns None for other functions and
-    values.
+    """Answers a question about integers or booleans of all vertices or edges, such as ``mask.any()``. Collective.
 
+    Returns None for other functions and values.
     The results have no gradient, so the backward needs no other ranks. If the result is None, it is so on every rank.
 
     Args:
-        place: where the user calls the function. All ranks must be at the same place.
+        place: text that names the user's line. It must be the same on all ranks.
     """
     name = call.name
     given: Any = call.args[0] if call.args else None
@@ -275,7 +275,7 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
 
 
 def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where the results of a function that refers to edges or selects rows have rows; None for other functions."""
+    """Returns the rows of a function that refers to edges or selects vertices. None for other functions."""
     name, args = call.name, call.args
     tensors = [*output_tensors([args, call.kwargs])]
     if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
@@ -324,7 +324,7 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
 
 
 def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where the numbers of rows are that ``mask`` selects; None if it is no mask of vertices."""
+    """Returns the rows of ``mask.nonzero()``: numbers of the selected vertices. None if it is no mask of vertices."""
     rows = call.rows_of(mask) or older(mask)
     if (
         mask.dtype != torch.bool
@@ -339,12 +339,12 @@ def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) ->
 
 
 def _places_given(dim: Any = None, index: Any = None, *_: Any, **__: Any) -> Any:
-    """Returns the positions by which a function selects along the first dimension; None for other dimensions."""
+    """Returns the argument ``index`` of a function that selects along dimension 0. None for other dimensions."""
     return index if type(dim) is int and dim == 0 else None
 
 
 def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
-    """Returns the family of the rows at ``places``, if a mask selected exactly these, in order; otherwise None."""
+    """Returns the selection that ``places`` make, if they are all positions that a mask selected, in order, or None."""
     if not isinstance(places, Tensor) or places.dim() != 1 or places.dtype != torch.int64:
         return None
     rows = call.rows_of(places)
@@ -358,7 +358,7 @@ def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
 
 
 def _fits(values: Tensor, selected: Family, call: Call) -> bool:
-    """Returns True if ``values`` can be written to the selected rows: they belong to these rows, or are equal for all rows."""
+    """True if ``values`` may be written to the selected rows: they belong to these rows, or are equal for all."""
     rows = call.rows_of(values)
     if rows is not None:
         return rows.family.what == selected.what and not rows.lead and rows.factor == 1 and not rows.places
@@ -368,14 +368,14 @@ def _fits(values: Tensor, selected: Family, call: Call) -> bool:
 
 
 def _is_of_targets(index: Tensor, edge_index: Tensor) -> bool:
-    """Returns True if ``index`` has the targets of ``edge_index``, possibly followed by self-loops' targets."""
+    """True if ``index`` begins with the targets of ``edge_index``. Targets of self-loops may follow."""
     own = edge_index[1]
     index = index.select(1, 0) if index.dim() == 2 and index.size(1) else index
     return index.dim() == 1 and index.numel() >= own.numel() and torch.equal(index[: own.numel()], own.to(index.dtype))
 
 
 def _selected(family: Family, mask: Tensor) -> Family:
-    """Returns the family of the rows that a mask selects."""
+    """Returns the rows that a mask selects as a family. Its name has a hash of the mask."""
     what = f"{family.what}, selected by {hash(mask.detach().cpu().numpy().tobytes())}"
     number = int(mask.sum())
     return Family.of(number, what, (5, 13))

@@ -1,4 +1,4 @@
-"""Trials of torch's functions on a few rows, which show whether a function computes each row separately.
+"""Tries torch's functions on a few rows, to find out whether a function computes each row separately.
 
 A trial puts the same three rows among others, at other places and among another number of rows. If a function computes each row separately, two trials give the
 same results for these rows.
@@ -31,12 +31,12 @@ _SMALL = 1 << 16
 
 @dataclass(eq=False)
 class Family:
-    """Rows that belong to the same vertices or edges, or to a selection of them.
+    """Set that rows belong to: all vertices or all edges of a graph, or a selection of them.
 
     Attributes:
         number: number of rows.
         what: "vertices", "edges", or a name of the selection.
-        tables: for each of two trials, the numbers of the family's rows in it, and the positions in the trial of the rows that are compared.
+        tables: for each of two trials, numbers of the family's rows in it, and positions in it of compared rows.
     """
 
     number: int
@@ -45,9 +45,10 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Returns a family whose trials have ``sizes`` rows. The first trial has only the compared rows.
+        """Makes a family, and draws the rows of its two trials, ``sizes`` rows.
 
-        An empty selection of vertices needs no trials. A graph without edges is tried with rows of zeros.
+        The first trial has only the compared rows. An empty selection of vertices needs no trials. A graph without
+        edges is tried with rows of zeros.
         """
         if number <= 0 and not what.startswith("edges"):
             return cls(number, what)
@@ -93,7 +94,7 @@ class Rows:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Returns the facts that a verdict depends on."""
+        """Facts about rows on which the verdict of a function depends."""
         return (
             self.family.what,
             min(self.family.number, 4),
@@ -109,7 +110,7 @@ class Rows:
         return tuple(self.made[1].flatten().tolist()) if self.made else ()
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
-        """Returns the tensor's rows for a trial. With ``perturbs``, floating-point rows that are not compared get other values."""
+        """Returns a tensor's rows for a trial. ``perturbs`` changes floating-point rows that are not compared."""
         if self.made:
             return self.made[trial].clone()
         rows, places = self.family.tables[trial]
@@ -126,7 +127,7 @@ class Rows:
         return split.reshape(shape)
 
     def compared(self, tensor: Tensor, trial: int) -> Tensor:
-        """Returns those rows of a trial's result that are compared."""
+        """Returns those rows of a trial's result that must be equal in both trials."""
         rows, places = self.family.tables[trial]
         index = torch.tensor(places, device=tensor.device)
         return tensor.unflatten(self.lead, (len(rows), self.factor)).index_select(self.lead, index)
@@ -139,22 +140,22 @@ SIZES = 3, 8
 class Mixes(Exception):
     """Raised if a function seems to compute a result from several rows.
 
-    Its text: "differs" if rows of the result differ between trials, "reduced" if the result has no rows and its values differ, empty if the trials do not
-    tell.
+    Its text is "differs" if rows of the result differ between trials, and "reduced" if a result without rows differs.
+    It is empty if trials cannot tell.
     """
 
 
 class Call:
-    """Call of a torch function whose rows are to be found.
+    """Call of a torch function, with what is known about rows among its arguments.
 
     Attributes:
         func, args, kwargs, name: the function, its arguments and its name.
-        rows_of: returns the rows of a tensor that is followed.
-        rows, counts: rows and numbers of rows among the arguments.
-        key: what the result of trials depends on.
+        rows_of: returns where a tensor has rows; None if the check does not follow it.
+        rows, counts: the arguments that have rows, and those that are numbers of rows.
+        key: facts on which the result of trials depends.
         is_of_discrete_edges: True if all rows are integers or booleans of edges.
-        selects: True if the function selects rows by values.
-        has_older: True if an argument that is not followed has as many rows as there are vertices, and is older than the call of the model.
+        selects: True if the function selects rows by values, so that the finding holds for this call only.
+        has_older: True if an argument that is not followed may have rows of vertices from before the model's call.
     """
 
     def __init__(self, func: Any, args: Any, kwargs: Any, rows_of: Callable[[Any], Rows | None]) -> None:
@@ -172,20 +173,20 @@ class Call:
 
     @property
     def is_made(self) -> bool:
-        """True if all rows among the arguments were computed from a number of rows alone, as by ``torch.arange(n)``."""
+        """True if the arguments' rows were all computed from numbers of rows alone, as by ``torch.arange(n)``."""
         return all(rows.made for rows in self.rows)
 
     def families(self) -> list[Family]:
-        """Returns the families of the rows and the numbers of rows among the arguments."""
+        """Returns the families that the arguments' rows, and numbers of rows, belong to."""
         return [rows.family for rows in self.rows] + [count.family for count in self.counts]
 
 
 def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None]:
-    """Tries a function twice. Returns where the tensors that it returns or writes have rows.
+    """Tries a function in two trials. Returns where each tensor that it returns or writes has rows.
 
     Args:
-        number: number of vertices. A tensor with as many rows, all equal, may be shortened for a trial.
-        older: function that returns where a tensor from before the call of the model may have rows of vertices.
+        number: number of vertices. A tensor with this number of rows, all equal, may be shortened for a trial.
+        older: returns where a tensor that is older than the call of the model may have rows of vertices.
 
     Raises:
         Mixes: rows of the results depend on other rows.
@@ -219,7 +220,7 @@ def _trial(
         perturbs: True gives rows that are not compared other values than the model's.
         number, older: see :func:`compared`.
         cut: None: only followed tensors are shortened to the rows of the trial. A number: tensors that are equal for all vertices, and those that ``older``
-            knows, are shortened too. The number chooses among the dimensions that have as many entries as there are vertices.
+            knows, are shortened too. The number chooses among several dimensions of this size.
     """
     writes = _writes(call.name) or "out" in call.kwargs
 
@@ -240,9 +241,9 @@ def _trial(
 
 
 def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | None:
-    """Shortens a tensor whose rows are not followed to the size of a trial. Returns None if the tensor cannot be shortened.
+    """Shortens a tensor that is not followed to the size of a trial. None if that is not possible.
 
-    Only two kinds of tensors fit any number of vertices: those with equal rows, and the numbers 0, 1, 2, ... of vertices.
+    Two kinds of tensors fit any number of vertices: those with equal rows, and 0, 1, 2, ....
     """
     size = SIZES[trial]
     if tensor.dtype == torch.int64 and torch.equal(tensor, torch.arange(number, device=tensor.device)):
@@ -308,12 +309,12 @@ class NoChance(TorchDispatchMode):
 
 
 def _writes(name: str) -> bool:
-    """Returns True if a function of this name writes to its first argument."""
+    """True if a function of this name writes to its first argument, such as ``add_``."""
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or name.startswith("__i")
 
 
 def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yields the tensors that a function returned, and the one that it wrote."""
+    """Yields the tensors that a function returned, and then the argument that it wrote to, if any."""
     yield from output_tensors(out)
     if _writes(name) and args and isinstance(args[0], Tensor):
         yield args[0]
@@ -322,12 +323,12 @@ def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def is_discrete(tensor: Tensor) -> bool:
-    """Returns True for integers and booleans, such as types, labels and masks."""
+    """True for tensors of integers or booleans, such as types, labels and masks."""
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:
-    """Returns True if two tensors are equal up to rounding."""
+    """True if two tensors are equal up to rounding errors. Integers must be equal."""
     if not one.is_floating_point() and not one.is_complex():
         return torch.equal(one, other)
     precision = torch.finfo(one.dtype).eps ** 0.5

@@ -32,7 +32,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """Position of a tensor's bytes in the file, and what is needed to make the tensor again."""
+    """Stands for a tensor that was written to the file: where its bytes are, and how to read it back."""
 
     begin: int
     shape: torch.Size
@@ -41,7 +41,7 @@ class _Stored:
 
 
 class RowsFile:
-    """File that holds rows of one rank's layers until the backward.
+    """Temporary file that holds rows of one rank's layers until the backward needs them.
 
     Args:
         folder: where the file is made. It should be on a local disk with room for the rows of all layers.
@@ -72,7 +72,7 @@ class RowsFile:
 
     @contextlib.contextmanager
     def storing(self, given: Tensor, num_rows: int) -> Iterator[None]:
-        """Context in which tensors [num_rows, ...] that autograd keeps are written to the file. Views of ``given`` stay in memory."""
+        """Makes autograd keep tensors [num_rows, ...] in the file, inside the context, except views of ``given``."""
         owned = given.untyped_storage().data_ptr()
 
         def pack(tensor: Tensor) -> Tensor | _Stored:
@@ -90,7 +90,7 @@ class RowsFile:
         self._known.clear()
 
     def _stored(self, tensor: Tensor) -> _Stored:
-        """Writes a tensor, unless it is in the file already and its memory still exists. Returns where it is stored."""
+        """Writes a tensor to the file, unless the same memory was written before. Returns where it is stored."""
         storage = tensor.untyped_storage()
         key = (
             storage.data_ptr(),
@@ -135,7 +135,7 @@ class RowsFile:
     def _taken(self, free: list[int], room: int) -> tuple[int, bool]:
         """Reserves ``room`` bytes, in a gap or at the end. Returns where they begin, and True if they are at the end.
 
-        The bytes are reserved before the write. Meanwhile, another thread or a garbage collection may free a tensor, and so other bytes.
+        They are reserved before the write, because other threads may free or reserve bytes meanwhile.
         """
         try:
             return free.pop(), False

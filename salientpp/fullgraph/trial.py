@@ -1,4 +1,4 @@
-"""Timed training steps of a model on all ranks at once. The differences between their times give the time of one vertex, one edge and one word.
+"""Times training steps of a model on all ranks, to find the time of one vertex, one edge and one word from differences.
 
 Five kinds of steps are timed:
 
@@ -33,7 +33,7 @@ _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
 
 def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
-    """Times steps of a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
+    """Times the five kinds of steps of a model with layout='halo'. Its gradients stay unchanged. Collective."""
     graph = model.graph
     half = graph.outer[::2].contiguous()
     edges_in = int(graph.others.degrees(half).sum())
@@ -52,7 +52,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
-    """Returns False on all ranks if an argument has rows of edges but is no attribute of the part, so that recomputed edges would lack rows."""
+    """False on all ranks if an argument has rows of edges, but is no attribute of the part: new edges lack rows."""
     known = [graph.edge_index, *graph.edge_tensors.values(), *graph.node_rows.values()]
     edges = graph.edge_index.size(1)
     others = [each for each in arguments if isinstance(each, Tensor) and not any(each is tensor for tensor in known)]
@@ -61,9 +61,9 @@ def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
 
 
 def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> list[list[float]]:
-    """Returns, for each repetition, the seconds of a step of each model. Models take turns, so that other load affects all equally. Collective.
+    """Returns, for each repetition, the seconds of a step of each model. Collective.
 
-    The first repetition is a warm-up, and is left out.
+    Models take turns, so that other load affects all equally. The first repetition, a warm-up, is left out.
     """
     ranks = models[0].ranks
     rounds: list[list[float]] = []
@@ -76,7 +76,7 @@ def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> l
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> StepTimes:
-    """Computes the times of single items from the seconds, vertices, edges and words of the five kinds of steps."""
+    """Computes the time of one vertex, edge and word from the five kinds of steps: seconds, and numbers of items."""
     # Other load changes slowly, so a difference within one repetition contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)
@@ -92,13 +92,13 @@ def times_of(
 
 
 def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
-    """Returns the number of words that travel in a step. ``words`` holds those of one row and its gradient at each hop."""
+    """Returns the number of words that arrive in a step. ``words``: per hop, those of one row and its gradient."""
     received = [hop.route.num_received for hop in part.hops]
     return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
 
 
 def without_halo(graph: LocalGraph) -> LocalGraph:
-    """Returns a part with as many vertices and edges as this rank's, but all edges come from the rank's own vertices. Collective."""
+    """Returns a part of the same size whose edges all come from own vertices, so that no row travels. Collective."""
     number, edges = graph.n_id.numel(), graph.lists.into(graph.n_id)
     begin = graph.offsets[graph.ranks.rank]
     lists = replace(
@@ -113,7 +113,7 @@ def without_halo(graph: LocalGraph) -> LocalGraph:
 
 
 def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
-    """Returns the seconds of a step that all ranks begin together."""
+    """Runs a training step that all ranks begin together, and returns its seconds on this rank."""
     ranks = model.ranks
     before = ranks.received.copy()
     parameters = [each for each in model.module.parameters() if each.requires_grad]

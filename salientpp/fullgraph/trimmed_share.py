@@ -40,10 +40,10 @@ _KNOWN = ("torch.", "torch_geometric.")
 def trimmed(
     model: DistributedModel, plans: dict[Any, TrimPlan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Context for a call of a distributed model on this rank's share of a batch. If the module is trimmed, its layers compute only the needed rows.
+    """Wraps a model's call on this rank's share of a batch, so that a trimmed module computes only needed rows.
 
-    Collective among the ranks of the host. The first call of each mode, and the first with new numbers among the arguments, is computed twice. ``plans``
-    keeps the plans that these calls find.
+    Collective among the ranks of the host. The first call of each mode, and the first with new numbers among the
+    arguments, is computed twice. ``plans`` keeps the plans that these calls find.
 
     Raises:
         ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
@@ -75,7 +75,7 @@ def trimmed(
 
 
 def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan, equal on all ranks of a host. It includes a digest of the numbers among every rank's arguments."""
+    """Returns the key of a call's plan, equal on all ranks of a host. It has a digest of their numeric arguments."""
     key, numbers = keys_of(model.module, args, kwargs)
     if not numbers:
         return key
@@ -85,7 +85,7 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan:
-    """Records a call's plan on each rank of the host, and combines the plans: each layer gets the most hops that a rank found for it."""
+    """Records a call's plan on each rank of the host. Returns one plan: per layer, the most hops that a rank found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
@@ -116,7 +116,7 @@ class ShareRun(TrimmedRun):
 
 
 class _ShareHops(Hops):
-    """Numbers of rows and edges of a share within each hop, as the layers get them."""
+    """Tells a layer's call how many rows and edges of the share lie within a number of hops."""
 
     def __init__(self, graph: BatchGraph) -> None:
         self.graph = graph
@@ -131,7 +131,7 @@ class _ShareHops(Hops):
 
 
 class ShareCall(LayerCall):
-    """Call of a layer on the needed rows of a share."""
+    """Call of a layer that computes only the needed rows of a share."""
 
     def __init__(
         self, conv: MessagePassing, call: Call, arguments: dict[str, Any], model: DistributedModel, whole: BatchGraph
@@ -166,14 +166,14 @@ class ShareCall(LayerCall):
             graph.targets = None
 
     def _scores(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
-        """Computes the ``edge_updater`` of an attention layer, with edges in the order of :meth:`_listed`."""
+        """Computes an attention layer's ``edge_updater``: the weights of the edges, in the order of :meth:`_listed`."""
         conv = self.conv
         given = self._extended(True, given)
         alpha = SCORES[type(conv).edge_update](self, self._listed(edge_index), given)
         return F.dropout(alpha, p=conv.dropout, training=conv.training)
 
     def _weighted_rows(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor | None:
-        """Computes the ``propagate`` of an attention layer."""
+        """Computes an attention layer's ``propagate``: each target's weighted sum of its sources' rows."""
         conv = self.conv
         given = self._extended(False, given)
         if "query" in given:

@@ -1,4 +1,4 @@
-"""Tells the other ranks if a backward ends with an exception, so that they do not wait for this rank."""
+"""Tells the other ranks if a backward ends with an exception here, so that they do not wait for this rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from salientpp.fullgraph.exchange import Ranks
 
 
 class _Backward:
-    """Callback of one backward. torch calls it at the end. After an exception torch drops it instead, and it tells the other ranks of that."""
+    """Callback at the end of a backward. After an exception, torch deletes it uncalled. It then tells the ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._differences = ranks, RanksDiffer.raised
@@ -29,7 +29,7 @@ class _Backward:
 
 
 def watch_backward(tensors: Iterable[Tensor], ranks: Ranks) -> None:
-    """Lets the other ranks know of an exception in the backward of these outputs, even if the user catches it."""
+    """Makes an exception in the backward of these outputs known to all ranks, even if the user catches it."""
     for tensor in tensors if ranks.size > 1 else ():
         if tensor.grad_fn is not None:  # a leaf would keep the hook
             tensor.register_hook(lambda _: Variable._execution_engine.queue_callback(_Backward(ranks)))
