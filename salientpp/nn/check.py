@@ -234,7 +234,7 @@ def _eps(value: Tensor) -> float:
 
 
 def _values_of(out: Any, hops: Hops) -> Iterator[Tensor]:
-    """Yields the rows of seeds of all tensors in an output: in lists, tuples, dictionaries, and attributes of objects."""
+    """Yields the seeds' rows of each tensor in an output, also inside containers and attributes of objects."""
     with_seeds = [type_ for type_, counts in hops.num_nodes.items() if counts[0]]
     return _rows_of_seeds(out, with_seeds[0] if with_seeds else None, hops, {})
 
@@ -270,7 +270,7 @@ def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> 
 
 @contextlib.contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Context in which message-passing layers have no dropout. Trimmed layers order edges differently, so they would drop other edges."""
+    """Switches dropout of message-passing layers off: trimmed layers order edges differently, so would drop others."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for conv in model.modules():
         if isinstance(conv, MessagePassing):
@@ -284,7 +284,7 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
 
 class SameNumbers(Noted, TorchDispatchMode):
-    """Torch mode that seeds the generator before each random operation. So the first rows get the same numbers, however many follow."""
+    """Seeds the generator before each random operation, so that the first rows get equal numbers in both models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ _NORMAL = frozenset(["aten::randn", "aten::randn_like", "aten::normal_"])
 
 
 def first_of(sequence: Sequence[str], other: Sequence[str]) -> str:
-    """Returns the first name at which one sequence of function names differs from another."""
+    """Compares two sequences of function names. Returns the first name of ``sequence`` that differs."""
     for a, b in zip(sequence, other):
         if a != b:
             return a

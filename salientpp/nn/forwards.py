@@ -42,7 +42,7 @@ def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
 
 
 def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Tensor]], Tensor]) -> Tensor:
-    """Computes SAGEConv and adds the product of the targets' own rows in place to the product of the means.
+    """Computes SAGEConv without a table for the sum of its two products: the second one is added in place.
 
     Args:
         x: rows of sources [S, F] and of targets [T, F'].

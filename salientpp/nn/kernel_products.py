@@ -40,13 +40,13 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 def _placed_by_source(lists: EdgeLists, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the edges of the first ``num_sources`` sources, as :attr:`EdgeLists.by_source` does."""
+    """Returns the edges of the first ``num_sources`` sources, grouped by source as in :attr:`EdgeLists.by_source`."""
     indptr, target, place = lists.by_source
     return indptr[: num_sources + 1], target, place
 
 
 def _run(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Computes a gradient. Autograd follows the computation only if this gradient will be differentiated itself."""
+    """Calls ``function``, which computes a gradient. Autograd follows it only if second derivatives are wanted."""
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(_Unused(), *args)
 
 
@@ -116,7 +116,7 @@ def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets
 
 
 class WithFirstRows(torch.autograd.Function):
-    """Returns a table and its first rows. The backward adds up both gradients, in place if a product has just made the table's gradient."""
+    """Returns a table and its first rows. The backward adds up both gradients, in place if a product just made one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:

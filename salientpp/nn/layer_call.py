@@ -37,7 +37,7 @@ from salientpp.sampling.hops import Hops, Relation
 
 @functools.cache
 def _parameters(kind: Any) -> tuple[dict[str, None], set[str]]:
-    """Returns the names of a forward's parameters, in order, and of those that have no default."""
+    """Returns the names of a ``forward``'s parameters, in order, and the names of those without a default."""
     own = list(inspect.signature(kind.forward).parameters.values())[1:]
     named = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
     return {each.name: None for each in named}, {each.name for each in named if each.default is each.empty}
@@ -127,7 +127,7 @@ def _is_edge_index(value: Any) -> bool:
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """Returns the first ``number`` rows of a table, or the table itself if it has no more. That avoids a slice, whose gradient needs a table of zeros."""
+    """Returns the first ``number`` rows of a table; without a slice, whose gradient takes memory, if it has no more."""
     return rows if rows.size(0) == number else rows[:number]
 
 
@@ -193,7 +193,7 @@ class LayerCall:
             self.arguments[name] = value
 
     def _edges(self, given: BatchEdges, number: int) -> Tensor:
-        """Cuts the batch's ``edge_index`` to its first ``number`` edges, and remembers which lists hold them."""
+        """Cuts the batch's ``edge_index`` to its first ``number`` edges. :meth:`_lists_of` finds their lists later."""
         return self._know(given.plain()[:, :number], self.hops.lists(self.relation))
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class LayerCall:
         return first_rows(out, self.num_out)
 
     def _cheaper_forward(self) -> Callable[..., Any] | None:
-        """Returns the layer's forward with its operations in a cheaper order; None if PyG's order is used."""
+        """Returns a cheaper forward with the same results, if there is one for the layer and these sizes; else None."""
         conv, x = self.conv, cast(Any, self.arguments.get("x"))
         form = self._form
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
@@ -253,7 +253,7 @@ class LayerCall:
         return None
 
     def _sums_first(self, columns: int, out: int) -> bool:
-        """Returns True if multiplying by the weights is cheaper after the sum, which leaves fewer rows."""
+        """True if it is cheaper to sum rows first, and to multiply the fewer rows that remain by the weights."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
@@ -334,7 +334,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns the number of targets that can be computed from ``rows``: all targets of a pair, or the targets whose sources all have rows."""
+        """Returns how many targets ``rows`` suffice for: a pair's targets, or those whose sources all have rows."""
         source, target = pair_of(rows)
         if source is not target and self._is_paired:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_targets
@@ -433,7 +433,7 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Returns ``own`` with a gradient for all self-loops of a vertex. PyG uses the last loop's weight, but gives all loops the gradient of this weight."""
+    """Gives all self-loops of a vertex the gradient of the last one's weight, as PyG does. Values of ``own`` stay."""
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)

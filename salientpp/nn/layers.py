@@ -169,7 +169,7 @@ _REDUCTIONS: Mapping[type, str] = {
 
 
 def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
-    """Returns the arguments of ``propagate`` (or of ``edge_updater``) that the layer looks up by the edges' sources, in alphabetical order."""
+    """Returns the sorted names of ``propagate``'s (or ``edge_updater``'s) arguments that edges look up by source."""
     names = conv._edge_user_args if edge_level else conv._user_args
     return sorted({name[:-2] for name in names if name.endswith("_j")})
 

@@ -56,7 +56,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 @dataclass
 class _Call:
-    """Records how one ``propagate`` on a batch with sums must treat these sums.
+    """Tells a running ``propagate`` how to treat the sums of its batch.
 
     Attributes:
         delivered: the sums of the batch, and what they replace.
@@ -247,7 +247,7 @@ def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
 
 
 def _source(value: Any) -> Any:
-    """Returns the sources' part of an argument that may be a pair (sources, targets)."""
+    """Returns the rows of sources, given an argument that may be a pair (rows of sources, rows of targets)."""
     return value[0] if isinstance(value, (tuple, list)) and value else value
 
 

@@ -1,8 +1,8 @@
 """Checks that a model over a batch with sums computes what the plain model computes.
 
-The batch lacks the rows that sums replace: these are on other ranks. Its own rows form a smaller batch, whose plain result can be computed here. So the check
-replaces half of the vertices that were found last by sums. It calls the model on both forms, with all rows of the smaller batch and with these sums. The
-seeds' outputs and all gradients must agree. No rank needs another for that.
+The batch lacks the rows that its sums replace: they are on other ranks. Without these sums, it is a smaller batch,
+whose rows are all here. The check makes a second form of it, in which new sums replace half of the vertices that
+sampling found last. The seeds' outputs and all gradients must agree between both forms. No rank needs another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTRIBUTE = "_salientpp_merged"
 
 
 class _State:
-    """Counts the calls of a model for each combination of modes and plain arguments, and holds its attributes at the last call."""
+    """Remembers when a model was checked: calls per combination of modes and plain arguments, and its attributes."""
 
     attributes: Attributes
 
@@ -123,7 +123,7 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
 
 @dataclass
 class _Trial(CheckedCall):
-    """Calls a model for a comparison, which ignores arguments that the model passes through."""
+    """Calls a model, and returns its results without tensors that it only passes through, for a comparison."""
 
     def results(self, effects: Any, out: Any, draws: int) -> Results:
         (seeds, _) = self.hops.num_nodes[None]
@@ -142,7 +142,7 @@ class _Both(_Trial):
 
 
 def _computed(value: Any, given: set[Any], seeds: int) -> Any:
-    """Returns an output for a comparison: without marks, and without the tensors that the caller had ``given``."""
+    """Prepares an output for a comparison: removes marks, and the tensors that the caller had ``given``."""
     if isinstance(value, Tensor):
         if key_of_storage(value) in given:
             return None
@@ -164,8 +164,8 @@ class _Halves:
     """Two forms of one batch that must give equal results: with all rows, and with sums in place of some rows.
 
     Attributes:
-        delivered: the sums of the batch as it came. Neither form has them.
-        marked: the sums of the second form.
+        delivered: facts about the batch as it came, and its sums, which neither form has.
+        marked: facts about the second form, and its sums.
         keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the second form keeps.
     """
 
@@ -204,11 +204,11 @@ class _Halves:
         return cls(delivered, marked, keeps, keeps_edge)
 
     def plain(self, value: Any) -> Any:
-        """Returns an argument of the model as it is without partial aggregation, with a row for every vertex."""
+        """Returns a model's argument for the first form: without marks, and with a row for every vertex."""
         return value.plain() if isinstance(value, Marked) else _mapped(self.plain, value)
 
     def merged(self, value: Any) -> Any:
-        """Returns an argument of the model as it is with partial aggregation: marked, and without the rows that sums replace."""
+        """Returns a model's argument for the second form: marked, and without the rows that sums replace."""
         if isinstance(value, Marked):
             rows = self._cut(value.plain(), value.role)
             return mark(rows, self.marked, value.role, value.level, given=value.is_given)
@@ -218,7 +218,7 @@ class _Halves:
         return self._numbers_left(value) or _mapped(self.merged, value)
 
     def _numbers_left(self, value: Any) -> Any:
-        """Returns numbers of vertices or edges per hop, for ``trim_to_layer``, without those that sums replace; None for other values."""
+        """Returns the second form's numbers of vertices or edges per hop, if ``value`` has the first's; else None."""
         if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
             return None
         if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:

@@ -37,7 +37,7 @@ _MAX_OBJECTS = 256
 
 
 def is_power_of_four(number: int) -> bool:
-    """Returns True for 1, 4, 16, 64, ...: the numbers of the calls that are compared with the plain model."""
+    """True for 1, 4, 16, 64, ...: calls with these numbers are compared with the plain model."""
     return number & (number - 1) == 0 and number.bit_length() % 2 == 1
 
 
@@ -71,7 +71,7 @@ class Planned:
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: TrimPlan, functions: tuple[str, ...]) -> None:
-        """Extends the plan, so that it also holds where the model calls torch's functions in another order."""
+        """Extends this plan by one of a call with ``functions`` in another order, so that it holds for both."""
         if self.plan is None or self.functions is None:
             return
         same = [call.layer for call in plan] == [call.layer for call in self.plan]
@@ -83,7 +83,7 @@ class Planned:
 
 
 def most(calls: tuple[Call, ...]) -> Call:
-    """Returns a call of a layer that gets every row which one of ``calls`` needs."""
+    """Combines plans of one layer's call: the result gets every row that at least one of ``calls`` needs."""
     return Call(
         calls[0].layer,
         max(call.out_hops for call in calls),
@@ -128,11 +128,11 @@ class Attributes:
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Attributes of each module of a user's class, and a copy of those that a plain module does not have."""
+        """Attributes of each module of a user's class, and a copy of those that ``torch.nn.Module`` does not have."""
         return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
 
     def are_of(self, model: torch.nn.Module) -> bool:
-        """Returns True if these attributes belong to ``model``."""
+        """True if this object was made for ``model``, not for a copy of it."""
         return self._model() is model
 
     @property
@@ -155,7 +155,7 @@ class Attributes:
         ]
 
     def is_changed(self, calls: int) -> bool:
-        """Returns True if the model was changed since the last call. ``training`` does not count, nor do attributes that change in many calls."""
+        """True if the model changed since the last call. ``training`` and attributes that often change do not count."""
         try:
             now = self._now()
             if now == self._known:

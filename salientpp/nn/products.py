@@ -131,7 +131,7 @@ def additive_scores(
 
 
 def _has_kernel(x: Tensor) -> bool:
-    """Returns True if the kernels support x; only this function decides it. Otherwise torch computes."""
+    """True if compiled kernels compute with x. Otherwise torch's operations do."""
     return x.device.type == "cpu" and x.dtype in _KERNEL_DTYPES
 
 

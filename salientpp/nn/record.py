@@ -121,7 +121,7 @@ _ROW_WISE = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.RNNCellBase
 
 
 def may_be_row_wise(module: torch.nn.Module) -> bool:
-    """Returns True for modules that may work on each row separately, though their operations do not show it."""
+    """True for modules, such as RNNs, that may compute each row separately although their operations do not show it."""
     if not isinstance(module, _ROW_WISE):
         return False
     home = getattr(getattr(module.forward, "__func__", None), "__module__", None) or ""
@@ -129,7 +129,7 @@ def may_be_row_wise(module: torch.nn.Module) -> bool:
 
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
-    """Returns True for modules whose forward a trimmed call may replace. Only the class of the module decides."""
+    """True for modules whose forward a trimmed call may replace, by their class."""
     return isinstance(module, (MessagePassing, *_ROW_WISE))
 
 
@@ -230,7 +230,7 @@ def name_of_function(func: Any) -> str:
 
 
 def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
-    """Returns True if a layer gets one row for each of the batch's vertices: the model has neither added nor removed rows."""
+    """True if a layer gets one row for each vertex of the batch, so that the model has added and removed none."""
     relation = edges_in(list(arguments.values()))[0].relation
     source, target = (None, None) if relation is None else (relation[0], relation[-1])
     x = arguments.get("x")

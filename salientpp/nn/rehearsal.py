@@ -92,7 +92,7 @@ class Rehearsal:
 
 
 class _OwnTensors:
-    """Context in which autograd saves the tensors themselves, whatever hooks the caller has installed."""
+    """Makes autograd save tensors as they are, inside the context, although the caller installed saving hooks."""
 
     def __enter__(self) -> None:
         note(self._remove)
@@ -112,7 +112,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 class _StandIns:
-    """Replaces the caller's tensors, so that a call cannot change their values, hooks or history."""
+    """Replaces the caller's floating-point tensors, so that a call cannot change their hooks or history."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the caller's tensor: tensor, and its leaf
@@ -249,7 +249,7 @@ def _is_users(module: str) -> bool:
 
 
 def _are_same(now: Any, before: Any) -> bool:
-    """Returns True if two lists or tuples have the same objects."""
+    """True if two values are the same object, or are lists or tuples of the same objects."""
     if now is before:
         return True
     is_deep = type(now) is type(before) and isinstance(now, (list, tuple)) and len(now) == len(before)
@@ -272,7 +272,7 @@ def _set_generator_state(value: Any, state: Any) -> None:
 
 
 class _Undo(Noted, TorchDispatchMode):
-    """Copies memory before torch first writes to it. Memory allocated in the context is exempt."""
+    """Copies memory before torch first writes to it, to restore it. Memory that the call allocates is exempt."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -170,7 +170,7 @@ def counts_in(value: Any) -> Iterator[RowCount]:
 
 
 def counts_are_shapes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if each row count among the arguments serves only as a shape, or as the end of a slice that begins at row 0."""
+    """True if the row counts in a call do no harm: each only gives a shape, or ends a slice from row 0."""
     if name in ("full", "new_full"):
         size = 0 if name == "full" else 1
         values = [kwargs.get("fill_value"), *args[size + 1 :]]

@@ -301,7 +301,7 @@ def _planned(
 
 
 def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Results, TrimPlan]:
-    """Records a call. Returns a plan that trusts unknown uses of row counts, the plain results, and a plan that does not trust them."""
+    """Records a call. Returns a plan that trusts unknown uses of row counts, the plain results, and a safe plan."""
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
@@ -313,7 +313,7 @@ def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Re
 def _right_plan(
     trial: CheckedCall, plan: TrimPlan, safe: TrimPlan, expected: Results | None, calls: int
 ) -> TrimPlan | None:
-    """Returns a plan that gives the plain model's results on a batch, or None. Warns if ``plan`` does not. Errors of calls are raised."""
+    """Returns ``plan``, ``safe`` or one with more rows: the first that gives plain results. Else None. May warn."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:
@@ -335,7 +335,7 @@ def _right_plan(
 
 
 def _is_first(model: torch.nn.Module) -> bool:
-    """Makes :func:`_before_forward` the first hook, before the model's own. Returns True if it was."""
+    """Returns True if :func:`_before_forward` is the model's first hook. Otherwise makes it the first."""
     hooks = cast("OrderedDict[int, Any]", model._forward_pre_hooks)
     if next(iter(hooks.values())) is _before_forward:
         return True
@@ -463,7 +463,7 @@ def _key(
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:
-    """Returns what a model may branch on: the value of a number, bool, str or None, facts about a tensor, or else the type."""
+    """Returns what a model may branch on: a number, bool, str or None itself, facts about a tensor, or a type."""
     if isinstance(value, Tensor):
         is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
         return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()

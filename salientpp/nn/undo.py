@@ -1,4 +1,4 @@
-"""List of what the running call of a trimmed model has changed, so that the changes can be undone after an interrupt at any moment.
+"""Notes what the running call of a trimmed model changes, so that an interrupt at any moment can be undone.
 
 A handler of a signal may raise at any line: before a ``try`` begins, or within ``finally``. So each change is noted before it is made, and its note is removed
 after it was undone. The next call undoes what is still noted. Undoing a change twice, or one that was not made, has no effect.
@@ -21,7 +21,7 @@ Undo = Callable[[], object]
 
 
 class _Calls(threading.local):
-    """The outermost call of a trimmed model in this thread: its frame, or None, and its notes."""
+    """Outermost running call of a trimmed model, per thread: its Python frame (or None), and notes of its changes."""
 
     frame: Any = None
 
@@ -41,7 +41,7 @@ def begin(frame: Any) -> None:
 
 
 def end() -> None:
-    """Ends a call, and undoes all that is noted, from the last change to the first."""
+    """Ends a call, and undoes all changes that are still noted, the last one first."""
     notes = _calls.notes
     while notes:
         notes[-1]()
