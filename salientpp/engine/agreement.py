@@ -12,7 +12,7 @@ from salientpp.ranks.greeting import check_names
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one rank's loader that the ranks compare, as JSON values.
+    """Facts about one rank's loader, as JSON values. All ranks compare them when they construct a loader together.
 
     Attributes:
         seed: the user's random seed. If the user gave none, a seed that this rank drew; only the one that rank 0 drew may be used.

@@ -27,7 +27,7 @@ TRIAL_BATCHES = 8
 
 @dataclass(eq=False)
 class Basis:
-    """Values that determine the batches of one rank.
+    """Values that determine the batches of one rank. The engine and its ways read them.
 
     Attributes:
         comm: the ranks that make batches together; a single process has only itself.
@@ -62,7 +62,7 @@ class Basis:
 
     @contextlib.contextmanager
     def remembering(self) -> Iterator[None]:
-        """Keeps the results of :meth:`once` inside the ``with`` block. The plans of several ways share them."""
+        """Makes :meth:`once` keep its results inside the ``with`` block, so that several methods' plans share them."""
         before, self._remembered = self._remembered, {} if self._remembered is None else self._remembered
         try:
             yield
@@ -80,7 +80,7 @@ class Basis:
 
     @property
     def most_ahead(self) -> int:
-        """Maximum number of batches that are drawn ahead."""
+        """Maximum number of batches that sampling threads draw ahead of the pipeline."""
         return 1 + self.num_workers * self.prefetch_factor
 
     @property
@@ -94,12 +94,12 @@ class Basis:
 
     @property
     def ranks_on_host(self) -> int:
-        """Number of ranks that share this rank's host and its copies of rows; 1 if :attr:`ranks_by_host` is empty."""
+        """Number of ranks on this rank's host, which share copies of rows; 1 if :attr:`ranks_by_host` is empty."""
         return len(self.epochs.placement.ranks_of_host) if self.ranks_by_host else 1
 
     @lazy
     def cooperation(self) -> Cooperation | None:
-        """The ranks that compute batches together with this rank. None: this rank computes its batches alone. Read it only after :func:`divide`."""
+        """Ranks with which this rank computes batches; None: it does so alone. Read it only after :func:`divide`."""
         if self.source.drawing.division is None:
             return None
         placement = self.source.exchange.placement

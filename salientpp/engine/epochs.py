@@ -14,10 +14,10 @@ from salientpp.sampling.schedule import BatchKeys, Turn, batch_keys
 
 
 class Order(Protocol):
-    """The order in which a rank delivers batches. One batch in this order is a turn. All numbers are per epoch.
+    """Interface of the order in which a rank delivers batches. A turn is one batch in it. All numbers are per epoch.
 
     Attributes:
-        batches_by_rank: number of batches of each rank. A process that shares seeds with others but does not wait for them lists only its own number.
+        batches_by_rank: number of batches of each rank. A process that waits for no other lists only its own number.
         batches_of_logical_rank: number of batches of the rank's first logical rank.
         num_rounds, num_ticks: number of rounds and of ticks, the same on every rank. None: equal to the number of this rank's batches.
     """
@@ -38,16 +38,16 @@ class Order(Protocol):
     def num_ticks(self) -> int | None: ...
 
     def of_epoch(self, epoch: int) -> Iterable[Turn]:
-        """Returns this rank's turns in an epoch (one for each batch), in order. A user's sampler is read while they are iterated."""
+        """Returns this rank's turns in an epoch, one for each batch. Iterating over them reads a user's sampler."""
 
     def trial(self) -> Sequence[Turn]:
         """Returns turns like those of epoch 0, for estimates. A user's sampler is not read."""
 
     def round_after(self, batches: int) -> int:
-        """Returns the first round that is not complete on this rank after this number of batches."""
+        """Returns the round that this rank is in after this number of batches: the first that it has not completed."""
 
     def batches_before(self, number: int) -> int:
-        """Returns the number of batches that this rank delivers before a round."""
+        """Returns the number of batches that this rank delivers before round ``number``."""
 
     def with_seed(self, seed: int) -> Order:
         """Returns the same order with another seed."""
@@ -95,7 +95,8 @@ class Draws:
     """Numbers that determine how the batches of an epoch are drawn. Loading a state may change ``seed`` and ``logical_ranks``.
 
     Attributes:
-        epochs: copy of the rank's :class:`Epochs` from the beginning of the epoch, which states loaded later do not change; None outside an epoch.
+        epochs: copy of the rank's :class:`Epochs` from when the epoch began, since a state may be loaded later; or
+            None.
     """
 
     seed: int
@@ -114,7 +115,7 @@ class Draws:
 
 @dataclass(eq=False)
 class Epochs:
-    """The epochs of one rank. Loading a saved state replaces ``seed``, ``placement`` and ``order``.
+    """Order and draw keys of a rank's batches in all epochs. Loading a state replaces all fields but ``draw_block``.
 
     Attributes:
         draw_block: number of consecutive batches of a logical rank that share their draws.
@@ -129,12 +130,12 @@ class Epochs:
         return Draws(self.seed, self.placement.num_logical_ranks, epoch)
 
     def keys(self, epoch: int, index: int, logical_rank: int | None = None) -> BatchKeys:
-        """Returns the keys of batch ``index`` of a logical rank. ``logical_rank`` None is this rank's first."""
+        """Returns the draw keys of batch ``index`` of a logical rank. None: this rank's first logical rank."""
         logical_rank = self.placement.logical_ranks[0] if logical_rank is None else logical_rank
         return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 
     def pieces(self, epoch: int, turn: Turn, index: int | None = None) -> list[tuple[Tensor, BatchKeys]]:
-        """Returns seed positions and draw keys of a batch, one pair per piece. A batch has several pieces if the batches of a round are joined.
+        """Returns a batch's pieces, (seed positions, draw keys). It has several if batches of a round are joined.
 
         Args:
             index: number of the batch whose keys are used. None: the number of the turn's round.

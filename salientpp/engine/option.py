@@ -182,7 +182,7 @@ class Values:
 
 
 def entry_meant(name: str, declared: Mapping[str, Option]) -> str:
-    """Returns a hint for an error about an unknown argument: the entry of a mapping that the user may have meant, or an empty text."""
+    """Returns a hint for an error about an unknown argument: the entry of a mapping that is meant, or ``""``."""
     words = name.split("_")
     for option, key in ((lead, entry) for lead in declared for entry in declared[lead].keys):
         there = [*option.split("_"), *key.split("_")]
@@ -230,7 +230,7 @@ def num_bytes(name: str, value: Any) -> int:
 
 
 def amount(whole: str) -> Check:
-    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole``: the error's name for the amount that fractions refer to."""
+    """Returns a check for amounts of memory: bytes or a fraction of ``whole``, as :func:`as_amount` reads them."""
 
     def check(name: str, value: Any) -> float | int:
         found = as_amount(value)

@@ -16,7 +16,7 @@ class Attendance:
     """Tells the batches of an epoch whether this rank still wants them.
 
     Attributes:
-        idle: tick -> the state without a batch, which takes the place of a batch once the rank has left.
+        idle: tick -> the empty state that replaces the batch of this tick once the rank has left.
         has_left: True once this rank has left the epoch.
     """
 
@@ -26,7 +26,7 @@ class Attendance:
 
 @dataclass(frozen=True)
 class Request:
-    """Request for a batch, for the tick ``index`` of its epoch. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
+    """Request for the batch of tick ``index``. ``draws`` and ``attendance`` are None if it belongs to no epoch."""
 
     index: int
     sampling: Task | Future | Undone
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def is_wanted(self) -> bool:
-        """False if this rank has left the epoch. The user's code then no longer runs for the batch, and the batch asks other ranks for nothing."""
+        """False if this rank has left the epoch. The batch then runs none of the user's code, and requests nothing."""
         return self.attendance is None or not self.attendance.has_left
 
     def result(self) -> Any:

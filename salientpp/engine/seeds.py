@@ -79,7 +79,7 @@ def sampler_of_part(
 
 
 def vertex_seeds(sampler: BaseSampler, inputs: NodeSamplerInput) -> Seeds:
-    """Returns vertex seeds for data that one process holds."""
+    """Makes the :class:`Seeds` of vertices, for data that one process holds."""
     if inputs.time is None and isinstance(sampler, NeighborSampler) and sampler.topology.clock is not None:
         sampler.topology.time_of_seeds(inputs.input_type, inputs.node[:1], None)  # raises if the seeds have no times
     start = partial(_start, inputs)
@@ -98,7 +98,7 @@ def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callab
 
 
 def edge_seeds(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None) -> Seeds:
-    """Returns edge seeds for data that one process holds."""
+    """Makes the :class:`Seeds` of edges, for data that one process holds."""
     start = partial(edge_start, inputs, negatives)
     triplet = negatives is not None and negatives.is_triplet()
     return Seeds(
@@ -119,7 +119,7 @@ def vertices_of_part(
     time: Tensor | None = None,
     input_id: Tensor | None = None,
 ) -> Seeds:
-    """Returns the vertex seeds that a rank visits. It takes the arguments of :class:`~salientpp.NeighborLoader`."""
+    """Makes the :class:`Seeds` of vertices in a rank's part, from the user's arguments of a ``NeighborLoader``."""
     inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
     owner = connected.own.whole.books[inputs.input_type].owner
     seeds, part_of = vertex_seeds(sampler, inputs), partial(owner, inputs.node)
@@ -136,7 +136,7 @@ def edges_of_part(
     input_id: Tensor | None = None,
     negatives: NegativeSampling | None = None,
 ) -> Seeds:
-    """Returns the edge seeds that a rank visits. It takes the arguments of :class:`~salientpp.LinkNeighborLoader`."""
+    """Makes the :class:`Seeds` of edges in a rank's part, from the user's arguments of a ``LinkNeighborLoader``."""
     if isinstance(sampler.topology, PartTopology):
         sampler.topology.seeds_are_held = False
     stored = part_edges(connected.own, connected.own_part, edges)
@@ -202,7 +202,7 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
 
 
 def _access(connected: Connected, sampler: NeighborSampler, seeds: Seeds) -> Callable[[int], Probability] | None:
-    """Returns the function for :attr:`Seeds.access_probability`. If the ranks compute the probabilities together, all of them get one or none does."""
+    """Returns :attr:`Seeds.access_probability`. If ranks compute it together, all get a function or all get None."""
     together = isinstance(sampler.topology, PartTopology)
     is_in_order = connected.are_in_order if together else connected.is_in_order
     return None if is_in_order else partial(_access_of_part, connected, sampler, seeds)

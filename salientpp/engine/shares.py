@@ -35,19 +35,19 @@ def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None)
 
 
 def seeds_by_part(everyone: Sequence[Facts]) -> SeedsByPart:
-    """Collects the seeds of all ranks, by part."""
+    """Collects what the ranks' facts say about seeds: (first part, end) -> (number of seeds, digest)."""
     return {(first, last): (number, words) for facts in everyone for first, last, number, words in facts.seeds}
 
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Rules that divide the seeds into the batches of logical ranks.
+    """Divides the seeds into batches of logical ranks, by the loader's options.
 
     Attributes:
         seeds: the seeds of all ranks.
         joined: True if the batches of a round are delivered as one batch.
         alone: True if this process does not wait for the processes that share its seeds.
-        num_given: number of batches of each logical rank, instead of a batch size.
+        num_given: number of batches of each logical rank, if the user's sampler gives it instead of a batch size.
     """
 
     source: BatchSource
@@ -61,7 +61,7 @@ class Shares:
     num_given: int | None = None
 
     def order(self, placement: Placement, seed: int) -> Turns:
-        """Returns this rank's batches and the order in which it delivers them."""
+        """Returns the seeds of this rank's batches, in the order in which it delivers the batches."""
         sizes = self._sizes(placement)
         per_unit = placement.logical_ranks_per_unit
         numbers = [share_size(size, place, per_unit) for size in sizes for place in range(per_unit)]
@@ -88,7 +88,7 @@ class Shares:
         return Turns(schedules, logical_ranks, self.joined, self._positions_by_unit(placement))
 
     def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
-        """Returns placement and order of this rank for another number of logical ranks.
+        """Returns the placement and the order that this rank has with another number of logical ranks, as in a state.
 
         Raises:
             ValueError: the rank would then have other parts.
@@ -126,7 +126,7 @@ class Shares:
 
 
 def _kind(placement: Placement) -> str:
-    """Returns the word with which errors name the owner of a schedule: rank, logical rank or host."""
+    """Returns what errors call the owner of a schedule: 'rank', 'logical rank' or 'host'."""
     if placement.num_logical_ranks != placement.num_visitors:
         return "logical rank"
     return "host" if placement.cooperates else "rank"

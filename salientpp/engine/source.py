@@ -77,15 +77,15 @@ class BatchSource:
 
     @property
     def exchange(self) -> Exchange:
-        """Gets rows that this process does not hold."""
+        """Exchange with other ranks, which gets rows that this process does not hold."""
         return self.drawing.exchange
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns a column's rows in the form in which tiers and messages hold them, which may be encoded."""
+        """Returns a column's rows as tiers and messages hold them, maybe encoded."""
         return self.rows[column[0]][column[1]]
 
     def delivered(self, column: Column) -> RowSource:
-        """Returns a column's rows in the form that batches get, decoded."""
+        """Returns a column's rows as batches get them: decoded."""
         rows = self.rows_of(column)
         return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
 
@@ -215,7 +215,7 @@ def open_partition(
 
 
 def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:
-    """Returns the tables by type and attribute name. The vertices and the edges of a homogeneous graph share the type None, as they share a storage in PyG."""
+    """Returns the tables of a graph: type -> attribute name -> table. Vertices and edges may share the type None."""
     frames: dict[Any, dict[str, Frame]] = {}
     for each in part.description.types:
         frames[each.name] = {**frames.get(each.name, {}), **each.tables}
@@ -226,7 +226,7 @@ def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:
 
 
 def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate:
-    """Returns the template that gives batches their attributes, also those of edges whose lists this host has."""
+    """Makes the template by which batches get edge attributes, of all edges or of those whose lists this host has."""
     if not isinstance(getattr(sampler, "topology", None), PartTopology):
         return PartitionTemplate(part.edge_sources())
     held = part.part_edge_rows()
@@ -243,9 +243,9 @@ def _encoded(
     tables: Mapping[Column, Frame],
     part: PartitionedGraph,
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
-    """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names; and the encodings of edges.
+    """Encodes columns that are stored encoded or that ``send_as`` names. Returns rows, encodings, and edges' encodings.
 
-    Rows of a replicated type never travel, whatever the number of ranks, so ``send_as`` does not encode them.
+    Rows of a replicated type never travel, so ``send_as`` does not encode them.
     """
     encoded: dict[Column, RowSource] = {}
     narrow: dict[Column, Narrow] = {}
@@ -272,7 +272,7 @@ def _encoded(
 
 
 def _sent(template: PartitionTemplate, sampler: BaseSampler, sent: Mapping[EdgeColumn, Narrow]) -> PartitionTemplate:
-    """Sets the formats in which edge attributes travel. Returns the template with rows rounded accordingly."""
+    """Sets the formats in which edge attributes travel. Returns a template that rounds rows as these formats do."""
     topology = getattr(sampler, "topology", None)
     if isinstance(topology, PartTopology):
         topology.send_edges_as(sent)
@@ -289,7 +289,7 @@ def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
 
 
 def sources_in(columns: Any) -> dict[Any, Any]:
-    """Returns the entries of ``columns`` that the user gave as row sources, by the user's keys."""
+    """Returns the row sources that the user gave in ``columns``: the user's key -> source."""
     given = columns if isinstance(columns, Mapping) else {}
     return {key: source for key, source in given.items() if source is not None}
 
@@ -311,7 +311,7 @@ def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]
 def _checked_columns(
     given: Any, known: list[Column], tables: Mapping[Column, Frame], part: PartitionedGraph
 ) -> list[Column]:
-    """Returns the columns that every sampled vertex gets, each once. Sets are sorted by name, because their order differs between processes.
+    """Returns the columns that the user's ``columns`` select, each once. A set is sorted, because its order is random.
 
     Args:
         given: the user's names. 'x' alone, the default, also selects tables 'tf', which are features too.

@@ -39,9 +39,10 @@ _ENTRIES = 4096
 
 @dataclass
 class Reached:
-    """Progress of an epoch: ``batches`` were delivered. ``ended`` is True once the user was told that there are no more.
+    """Progress of an epoch: the number of ``batches`` delivered.
 
-    ``rounds`` is the number of rounds delivered, for callers that receive whole rounds. None: the number of batches determines it.
+    ``ended``: the user's loop was told that there are no more. ``rounds``: number of rounds delivered, if the user
+    receives whole rounds. None: it follows from the number of batches.
     """
 
     epoch: int
@@ -50,7 +51,7 @@ class Reached:
     rounds: int | None = None
 
     def words(self, left: bool) -> str:
-        """Describes for an error what a rank, which may have ``left`` the epoch, is waiting for."""
+        """Returns text for an error: what a rank waits for. ``left``: the rank has left the epoch."""
         return f"for {'the end' if left else f'batch {self.batches}'} of epoch {self.epoch} of its loader"
 
 
@@ -68,7 +69,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Point:
-    """Point at which a rank wants to start: before tick ``start`` of ``epoch``. ``resumed`` is True if it comes from a loaded state.
+    """Point where a rank wants to start: before tick ``start`` of ``epoch``. ``resumed``: a loaded state says so.
 
     ``seed_key`` represents the seed. If a rank has no more batches in the epoch, ``start`` is the number of ticks. ``by_round`` is True if the state belongs to
     another rank or another number of ranks; ``round`` then says where to continue.
@@ -90,13 +91,13 @@ class Point:
         return cls(draws.epoch, start, resume is not None, key, where.round, where.by_round, draws.logical_ranks)
 
     def numbers(self) -> list[int]:
-        """Returns the values as integers, which ranks exchange."""
+        """Returns this point as integers, for an exchange between ranks."""
         resumed = self.resumed + (self.resumed and self.by_round)
         return [self.epoch, self.start, resumed, self.round, self.logical_ranks, self.seed_key]
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Point:
-        """Reverses :meth:`numbers`."""
+        """Makes a point from the integers that :meth:`numbers` returned on another rank."""
         epoch, start, resumed, number, logical_ranks, key = numbers
         return cls(epoch, start, resumed > 0, key, number, resumed == 2, logical_ranks)
 

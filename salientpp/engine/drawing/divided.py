@@ -18,7 +18,7 @@ from salientpp.sampling.topology import Mfg
 
 
 class Divided(DrawingMethod):
-    """Draws shares of batches: ``whole`` draws the batches, ``division`` divides them."""
+    """Draws this rank's share of each batch: ``whole`` draws the host's batch, ``division`` divides it."""
 
     division: Division
 

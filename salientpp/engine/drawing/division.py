@@ -18,15 +18,15 @@ from salientpp.sampling.topology import Mfg
 
 
 class Once(Protocol):
-    """Interface of draws that one rank makes for its host; the other ranks take their shares."""
+    """Interface of :class:`DrawnOnce`: one rank of a host draws a batch, and the others take their shares of it."""
 
     def share(self, turn: int, key: Sequence[int], draw: Callable[[], Mfg]) -> BatchShare:
-        """Returns this rank's share of a batch. ``draw`` draws the whole batch, which ``turn`` and ``key`` identify."""
+        """Returns this rank's share of batch ``turn`` with this ``key``. ``draw`` draws the whole batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The owner of each vertex among the ranks of a host.
+    """Says which rank of a host computes each vertex, and divides batches accordingly.
 
     Attributes:
         owner: int8 or int16 [N], for each vertex the rank that computes it, by the number of this rank on its host.
@@ -43,7 +43,7 @@ class Division:
     number: int = 0
 
     def share(self, draw: Callable[[], Mfg], keys: BatchKeys, turn: tuple[int, int] | None) -> BatchShare:
-        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``turn``: see :meth:`DrawingMethod.draw`."""
+        """Returns this rank's share of the batch that ``draw`` draws by ``keys``. Any thread may call it."""
         if turn is None:
             mfg = draw()
             assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types
@@ -63,5 +63,5 @@ class Division:
         return own
 
     def masked(self, scores: Tensor, first: int = 0) -> Tensor:
-        """Returns the scores [n] of the vertices from ``first`` on, with 0 for vertices of other ranks."""
+        """Sets scores of vertices that other ranks compute to 0. ``scores`` [n]: of the vertices from ``first`` on."""
         return scores * (self.owner[first : first + scores.numel()] == self.place)

@@ -61,7 +61,7 @@ class DrawCounts:
 
 @dataclass(eq=False)
 class _Left:
-    """Blocks of memory that this rank left for others: receiver's place -> context that keeps the block open."""
+    """A batch's shares that this rank left for others: number of the receiver -> context that keeps the block open."""
 
     slot: int
     number: int
@@ -69,8 +69,9 @@ class _Left:
 
 
 class DrawnOnce:
-    """Draws of one loader, each made once per host. Several threads may use it. The constructor is collective among the
-    host's ranks.
+    """Draws each batch of a loader once per host, and hands out its shares. Several threads may use it.
+
+    The constructor is collective among the host's ranks.
 
     Attributes:
         counts: statistics of this rank.
@@ -135,7 +136,7 @@ class DrawnOnce:
         return unpack_share(packet)
 
     def close(self) -> None:
-        """Gives up all blocks. Later batches are drawn by each rank itself."""
+        """Frees all blocks that this rank left. It draws later batches itself."""
         self._is_closed = True
         self._give_up_blocks(but=0)
 
@@ -154,7 +155,7 @@ class DrawnOnce:
         return _OFFERS + place * _OFFER_WORDS
 
     def _offer(self, slot: int, key: Sequence[int]) -> tuple[Offer | None, int]:
-        """Returns where this rank's share is, or None if no rank left one or it was taken; and the number of the table's entry."""
+        """Returns where a share for this rank is, or None; and the number of the table's entry that says so."""
         entry = self._table[slot].tolist()
         *words, taken = entry[self._offer_at(self._place) :][:_OFFER_WORDS]
         number = entry[_NUMBER]
@@ -192,7 +193,7 @@ class DrawnOnce:
         return offer.words()
 
     def _give_up_blocks(self, but: int | None = None) -> None:
-        """Closes blocks that were taken or replaced, and those of all batches except the last ``but``."""
+        """Closes blocks that were taken or replaced. Of the others, keeps those of the last ``but`` batches."""
         but = self._most_left if but is None else but
         with self._lock:
             for _ in range(len(self._left)):

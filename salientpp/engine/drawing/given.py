@@ -1,4 +1,4 @@
-"""Draws batches with a sampler of PyG or of the user, which need not take a key."""
+"""Draws batches with a sampler of PyG or of the user, which gets no key, or with a bidirectional one, which gets one."""
 
 from __future__ import annotations
 

@@ -49,22 +49,22 @@ class DrawingMethod:
 
     @classmethod
     def suits(cls, sampler: BaseSampler) -> bool:
-        """Returns True if this class draws the batches of ``sampler``. The first class in the list that does is taken."""
+        """True if this class can draw the batches of ``sampler``. A loader takes the first such class of the list."""
         raise NotImplementedError
 
     def excludes(self) -> Mapping[str, str]:
-        """Returns the options of loaders that this method excludes, with the reason. An option that has its default is never excluded."""
+        """Returns loader options that do not work with this method: name -> reason. Defaults always work."""
         return {}
 
     def why_whole(self) -> str | None:
-        """Returns the reason why batches cannot be divided among the ranks of a host, and what the user can do; None if they can."""
+        """Returns why batches cannot be divided among a host's ranks, and what the user can do. None if they can be."""
         return f"neighbor_sampler is a {type(self.sampler).__name__}, whose batches do not follow hops; leave one of them out"
 
     def prepare(self) -> None:
-        """Does what must be done once, before the first batch. Collective."""
+        """Prepares the method before the first batch, such as by computing scores. Collective."""
 
     def own(self, scores: Tensor, first: int = 0) -> Tensor:
-        """Returns scores [n] of the vertices from ``first`` on, with 0 for vertices that this rank does not compute."""
+        """Sets scores of vertices that this rank does not compute to 0. ``scores`` [n]: from ``first`` on."""
         return scores
 
     # --- draws --------------------------------------------------------------------------------------------
@@ -97,11 +97,11 @@ class DrawingMethod:
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
     def draw_vertices(self, pieces: Sequence[Piece]) -> list[Mfg]:
-        """Samples the pieces without joining them. Only ``node`` of each MFG is right: the vertices that this rank computes."""
+        """Samples the pieces without joining them. Only ``node`` of an MFG is valid: vertices of this rank."""
         return [self.draw_piece(*piece, only_vertices=True) for piece in pieces]
 
     def begin(self, pieces: Sequence[Piece], turn: tuple[int, int], finish: Callable[[Mfg], Any]) -> Any:
-        """Begins to draw a batch of an epoch, in a sampling thread. Returns ``finish(sample)``, or what the first of :meth:`stages` expects."""
+        """Begins to draw a batch, in a sampling thread. Returns ``finish(sample)``, or the input of :meth:`stages`."""
         return finish(self.draw(pieces, turn=turn))
 
     def draw_each(
@@ -114,7 +114,7 @@ class DrawingMethod:
         return list(in_order(lambda pieces: measure(self.draw(pieces, only_vertices)), batches, "salientpp-draw"))
 
     def stages(self, scout: Callable[..., Any]) -> list[list[Stage]]:
-        """Returns the runs of stages before the ten.
+        """Returns the stages that finish a draw, which come before the ten stages of a batch, in runs of one tick each.
 
         Args:
             scout: runs a function in a sampling thread.

@@ -65,7 +65,7 @@ class Expected:
 
     @property
     def load(self) -> Tensor:
-        """Load of each vertex, float64 [N]: its share of all expected rows plus its share of all expected edges."""
+        """Load of each vertex, float64 [N]: its fraction of all expected rows plus that of all expected edges."""
         return sum(
             (value / value.sum().clamp(min=1e-30) for value in (self.rows, self.edges)), torch.zeros_like(self.rows)
         )

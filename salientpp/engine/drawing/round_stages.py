@@ -56,7 +56,7 @@ class Answering(Between):
 
 
 class RoundStages:
-    """The rounds of one engine.
+    """Makes the stages in which an engine's batches are drawn round by round.
 
     Args:
         topology: the neighbour lists that this rank's host holds.

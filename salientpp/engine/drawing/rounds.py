@@ -40,7 +40,7 @@ class InRounds(Whole):
         return Round.begin(self.drawing(pieces), finish)
 
     def drawing(self, pieces: Sequence[Piece], only_vertices: bool = False) -> Drawing:
-        """Samples as :meth:`draw`, in rounds. The pieces share the packets of a round."""
+        """Does what :meth:`draw` does, in rounds. All pieces of a batch share the messages of a round."""
         drawings = [self._drawing_piece(*piece, only_vertices) for piece in pieces]
         mfgs = yield from in_step(drawings)
         if len(mfgs) == 1:

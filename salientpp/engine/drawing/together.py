@@ -21,7 +21,7 @@ _AT_ONCE = 16
 
 
 def by_rank(exchange: Exchange, asks: Packets) -> list[Tensor]:
-    """Turns requests by part into one packet for each rank."""
+    """Returns the packet for each rank: the one in ``asks`` for the part that the rank serves, or an empty one."""
     packets = [NO_BYTES] * exchange.comm.size
     for part, packet in asks.items():
         packets[exchange.placement.server_of(part)] = packet
@@ -29,7 +29,7 @@ def by_rank(exchange: Exchange, asks: Packets) -> list[Tensor]:
 
 
 def by_part(exchange: Exchange, asks: Packets, answers: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Picks from the answers of all ranks those to ``asks``, by part."""
+    """Returns the answers to ``asks`` by part, picked from the ``answers`` of all ranks."""
     return {part: answers[exchange.placement.server_of(part)] for part in asks}
 
 
@@ -40,7 +40,7 @@ def answer_all(topology: PartTopology, asked: Sequence[Tensor]) -> list[Tensor]:
 def draw_together(
     topology: PartTopology, exchange: Exchange, drawings: Iterable[Drawing], measure: Callable[[Mfg], Out]
 ) -> list[Out]:
-    """Returns ``measure(sample)`` of this rank's drawings, in order.
+    """Draws this rank's ``drawings`` together with the other ranks. Returns ``measure(sample)`` of each, in order.
 
     Collective: all ranks call it, each with drawings of its own, of any number.
     """
@@ -72,7 +72,7 @@ def draw_together(
 def _one_round(
     topology: PartTopology, exchange: Exchange, rounds: list[Round], goes_on: bool
 ) -> tuple[list[dict[int, Tensor]], bool]:
-    """Exchanges one round of requests and answers. Returns the answers, and True if any rank ``goes_on``."""
+    """Exchanges one round of requests and answers. Returns the answers, and whether any rank has more (``goes_on``)."""
     parts = sorted({part for step in rounds for part in step.asks})
     asks = {part: pack([step.asks[part] for step in rounds if part in step.asks]) for part in parts}
     asked, flags = _exchange_packets(exchange, by_rank(exchange, asks), goes_on)
@@ -84,7 +84,7 @@ def _one_round(
 
 
 def _exchange_packets(exchange: Exchange, packets: Sequence[Tensor], flag: bool) -> tuple[list[Tensor], list[int]]:
-    """Sends a packet and a flag to each rank, and returns those that arrive."""
+    """Sends a packet and a flag to each rank. Returns the packets and flags that arrive, by rank."""
     comm = exchange.comm
     sizes = torch.tensor([[packet.numel(), int(flag)] for packet in packets], dtype=torch.int64, device="cpu")
     heads = comm.all_to_all(sizes, [1] * comm.size, [1] * comm.size).wait().tolist()
