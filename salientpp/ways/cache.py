@@ -63,14 +63,14 @@ class Cache(Way):
     def _chosen(
         self, basis: Basis, tiers: TiersByType
     ) -> tuple[dict[str | None, Tensor], Mapping[str | None, Tensor] | None]:
-        """Returns the vertices whose rows are cached, by type, ascending int64; and the scores that chose them."""
+        """Chooses the rows to cache: ascending int64 ids of vertices per type. Also returns the scores, if any."""
         if not self._factor > 0:
             return dict.fromkeys(basis.source.travelling, NO_IDS), None
         scores = _scores_beside(self.scores(basis), tiers)
         return self._members(basis, scores), scores
 
     def _bytes_on_device(self, whole: int) -> int:
-        """Returns the bytes of the copies on the device, if the rows of the cache take ``whole`` bytes."""
+        """Returns the bytes that copies on the device may take, if all cached rows take ``whole`` bytes."""
         return int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
@@ -94,7 +94,7 @@ class Cache(Way):
         return with_copies(basis, tiers, self.cache, self._stays)
 
     def scores(self, basis: Basis) -> Mapping[str | None, Tensor]:
-        """Returns the policy's score for caching each vertex's row, per vertex type float [N]."""
+        """Returns how much the policy wants each vertex's row cached: its score, float [N] per vertex type."""
         return basis.once(("scores", self._policy), lambda: scores_of(basis, self._policy))
 
     def _stays(self, type_: str | None) -> bool:
@@ -140,7 +140,7 @@ class Cache(Way):
 
 
 class GivenCache(Way):
-    """Cache that another loader has filled, passed as ``cache=``."""
+    """Uses a cache that another loader has filled. The user passes it as ``cache=``."""
 
     name = "given cache"
 
@@ -159,8 +159,9 @@ class GivenCache(Way):
 def _pooled(
     host: Comm, scores: Mapping[str | None, Tensor], add: Callable[[Tensor, Tensor], Any]
 ) -> dict[str | None, Tensor]:
-    """Adds up the scores of a host's ranks, from which the host's cache is chosen: per vertex type float64 [N] in shared memory. Collective among
-    these ranks.
+    """Adds up the scores of a host's ranks, per vertex type float64 [N], to choose the cache that they share.
+
+    Collective among these ranks, which share the memory of the sums.
 
     Args:
         add: adds one rank's scores to the sums in place. The sums begin as zeros.
@@ -199,7 +200,7 @@ def with_copies(
     cache: FeatureCache | TypedFeatureCache,
     stays: Callable[[str | None], bool] = lambda type_: True,
 ) -> TiersByType:
-    """Adds the tiers of a cache to ``tiers``. For types whose rows on the host may change, it adds only the tier on the device."""
+    """Adds a cache to ``tiers``. If the host's copies of a type may change, only those on the device become a tier."""
     found = dict(tiers)
     for type_, of_type in cache.by_type.items():
         if type_ in found and basis.source.books[type_].num_parts > 1:
@@ -209,7 +210,7 @@ def with_copies(
 
 
 def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
-    """Computes the score that a policy gives to caching each vertex's row, per vertex type float [N]."""
+    """Computes how much a policy wants each vertex's row cached: its score, float [N] per vertex type."""
     source = basis.source
     # The data is a partitioned graph, because only such a graph has rows to cache.
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None

@@ -41,7 +41,7 @@ _MOST_AHEAD = 64
 
 @dataclass(eq=False)
 class Ticket:
-    """A batch that was requested, and the rows that must be read for it.
+    """Records which rows must be read for a requested batch, and whether they are there.
 
     Attributes:
         tick: number of the batch.
@@ -123,7 +123,7 @@ class ReadAhead(Way):
     def _shares(
         self, basis: Basis, tiers: TiersByType, files: Mapping[str | None, Mapping[str, FileRows]]
     ) -> dict[str | None, int]:
-        """Returns the number of slots of each vertex type, and sets how many drawn batches may wait. Collective if ranks draw together."""
+        """Divides the memory: returns slots per type, and sets how many batches may wait. May be collective."""
         batches = basis.trial()
         number = max(1, len(batches))
         self._bytes_of_waiting = sum(waiting_bytes(mfg) for pieces in batches for mfg in pieces) // number
@@ -211,7 +211,7 @@ class ReadAhead(Way):
         self._submit()
 
     def _await(self, ticket: Ticket) -> None:
-        """Waits until a batch's rows were read. All earlier batches have taken their rows by then."""
+        """Waits until a batch's rows were read. Call it only for the oldest batch that has not taken its rows."""
         if ticket.ready.is_set():
             return
         with self._lock:
@@ -358,7 +358,7 @@ def _own_rows(tiers: Tiers, places: Any) -> Tensor:
 
 
 def _inner(source: RowSource) -> RowSource:
-    """Returns the source of the stored rows: of :class:`EncodedRows`, the source that they encode."""
+    """Returns the source of rows as files store them. For :class:`EncodedRows`, it is the source that they encode."""
     return source.wide if isinstance(source, EncodedRows) else source
 
 

@@ -1,4 +1,4 @@
-"""Forecast, without sampling, of the rows that a lookahead cache fetches. docs/explanation/traffic.md has the formulas."""
+"""Forecasts how many rows a lookahead cache fetches, without sampling. docs/explanation/traffic.md has formulas."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Blocks:
 
     @classmethod
     def of(cls, workload: Workload, draw_block: int, num_batches: int, shared: bool) -> Blocks | None:
-        """Computes the blocks of a part's batches; None if every batch draws independently. ``shared``: the vertices of one batch share draws too."""
+        """Describes a part's blocks. None if batches draw independently. ``shared``: vertices share draws too."""
         size = min(draw_block, num_batches)
         if size <= 1:
             return None
@@ -74,14 +74,14 @@ class Blocks:
 
 
 def _as_counted(probability: Tensor, trial: ListSizes) -> Tensor:
-    """Scales the probabilities to the mean number of rows in the trial, because batches of a clustered graph have fewer rows than the formula predicts."""
+    """Scales probabilities to the mean number of rows in the trial. The formula gives too many in a clustered graph."""
     expected = float(probability.sum(dtype=torch.float64))
     return probability * (trial.num_ids / expected) if expected > 0 else probability
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Histogram of how likely a batch needs each row: probabilities ``chance``, descending, and numbers of rows ``count``, float64 [bins].
+    """Histogram: number of rows (``count``) by the probability that a batch needs them (``chance``), float64 [bins].
 
     Model: batches are independent of each other, or in blocks, and each contains a row with its probability p. A row is kept between two uses if they are
     at most T batches apart. With q = 1 - p, the cache then holds ``sum_v 1 - q^T (1 + p T)`` rows at a time, and ``sum_v p (1 - q^T)`` rows are found
@@ -100,7 +100,7 @@ class Spread:
 
     @classmethod
     def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: ListSizes | None = None) -> Spread:
-        """Bins the rows by the ``probability`` float [N] that a batch needs them. With ``blocks``, scales the probabilities to the rows in ``trial``."""
+        """Makes the histogram of ``probability``, float [N]. With ``blocks``, scales it to the rows in ``trial``."""
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)
         bins_per_factor = 64 if blocks is None else 16
@@ -127,7 +127,7 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that no use follows within ``batches`` batches, and its sum over 0, 1, ..., ``batches`` - 1.
+        """Returns the probability that no use follows within ``batches`` batches, and its sum over all fewer batches.
 
         A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
         """
@@ -153,7 +153,7 @@ class Spread:
         return unused.mean(0), (summed(inside) + idle**rest * waited).mean(0)
 
     def _within(self, batches: float) -> tuple[Tensor, Tensor]:
-        """Returns two probabilities: that a row is used again within ``batches`` batches, and that it is now between two uses at most ``batches`` apart.
+        """Returns the probabilities that a row is used again within ``batches``, and that it is between such uses now.
 
         A fraction of a batch interpolates between the whole numbers of batches around it.
         """
@@ -165,7 +165,7 @@ class Spread:
         return again, kept
 
     def reach(self, num_slots: float) -> float:
-        """Returns T*, the distance in batches at which the kept rows fill the slots; infinite if the slots hold every row. A longer window saves no more."""
+        """Returns T*, the window in batches at which kept rows fill the slots; infinite if all rows fit."""
         if num_slots >= float(self.count.sum()):
             return math.inf
         low, high = 0.0, 1.0
@@ -180,16 +180,17 @@ class Spread:
         return high
 
     def is_long_enough(self, num_slots: float, window: float) -> bool:
-        """Returns True if the rows between two uses in the window fill the slots, so that a longer window saves no more."""
+        """True if rows between two uses in the window fill the slots, so that a longer one saves no more fetches."""
         return num_slots < float(self.count.sum()) and self._used(window / LATE) >= num_slots
 
     def _used(self, batches: float) -> float:
         return float((self.count * self._within(batches)[1]).sum())
 
     def rows(self, num_slots: float, window: float) -> float:
-        """Returns the rows fetched per batch. A window of 0 is the static cache, and an infinite one knows the whole future.
+        """Returns the forecast: rows fetched per batch.
 
-        With a window shorter than T*, the hottest rows are kept always, and the others are kept if they are used again inside the window.
+        A window of 0 is a static cache, an infinite one knows all batches. With a window shorter than T*, the
+        hottest rows always stay, and others stay if they are used again inside the window.
         """
         chance, count = self.chance, self.count
         all_rows = float((chance * count).sum())

@@ -18,7 +18,7 @@ from salientpp.sampling.topology import Mfg, ids_by_type
 
 
 def waiting_bytes(mfg: Mfg) -> int:
-    """Estimates the bytes that a sample takes while it waits: ids of vertices, places of their rows, and edges in the sample and in the batch."""
+    """Estimates the bytes that a drawn batch takes while it waits: ids of vertices, places of their rows, and edges."""
     rows = mfg.row.values() if isinstance(mfg.row, dict) else [mfg.row]
     num_vertices = sum(ids.numel() for ids in ids_by_type(mfg.node).values())
     return 8 * (3 * num_vertices + 5 * sum(row.numel() for row in rows))
@@ -48,7 +48,7 @@ class Waiting:
         self._follows = False
 
     def after(self, number: int, reach: int, type_: str | None) -> Tensor | None:
-        """Returns the remote ids of the ``number``-th batch after the last that entered; None if no such batch comes within ``reach`` ticks."""
+        """Returns the remote ids of the ``number``-th batch to enter next, or None if it is not within ``reach`` ticks."""
         if number > len(self._batches):
             return None
         _, tick, places = self._batches[number - 1]

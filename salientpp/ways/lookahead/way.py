@@ -54,7 +54,7 @@ class Scouts:
 
     Args:
         turns: returns this rank's batches in an epoch.
-        submit: (epoch, turn) -> a task that returns the batch's lists, run in a thread or by the caller.
+        submit: starts a task for (epoch, turn), in a thread or by the caller. The task returns the batch's remote ids.
         ahead: number of batches that are drawn before the planner asks for their ids.
     """
 
@@ -85,7 +85,7 @@ class Scouts:
         self._expected = self._next = None
 
     def next(self) -> Lists | None:
-        """Returns the ids of the next batch that was not returned yet; None if there are no further batches."""
+        """Returns the remote ids of the next batch, each batch once. None if there are no further batches."""
         while self._next is not None and len(self._pending) <= self._ahead:
             draws, number = self._next
             self._pending.append(self._submit(draws, self._turns(draws)[number]))
@@ -100,10 +100,10 @@ class Scouts:
 
 
 class Lookahead(Cache):
-    """Cache that changes its rows from batch to batch, in the memory of a static cache. Ranks that would share a static cache divide its
-    memory equally.
+    """Cache that changes its rows from batch to batch, in the memory of a static cache.
 
-    The rows of a vertex type stay fixed if changing them would save no fetches. Rows with a second copy on the device stay fixed too.
+    Ranks that would share a static cache divide its memory equally. The rows of a vertex type stay fixed if changing
+    them would save no fetches. Rows with a second copy on the device stay fixed too.
 
     Args:
         window: batches known ahead, or 'auto'.
@@ -207,7 +207,7 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """Draws the batch with these pieces in advance, and returns the ids of its remote rows."""
+        """Draws a batch in advance. Returns the ids of its remote rows, coded, for each type in :attr:`planners`."""
         ids = _ids_of(basis.source.drawing.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:
@@ -218,7 +218,7 @@ class Lookahead(Cache):
         return found
 
     def begin_epoch(self) -> None:
-        """Empties the cache if batches of an earlier epoch were lost on their way, because the rows planned for its slots were lost too."""
+        """Empties the cache if batches of an earlier epoch were lost, and with them rows planned for its slots."""
         if not self.planners:
             return
         if self.under_way:
@@ -253,7 +253,7 @@ class Lookahead(Cache):
         return decided
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
-        """Returns the next batch's ids of one type. Those of other types are kept, as their windows may be shorter."""
+        """Returns the next batch's ids of one type. It keeps the ids of other types, whose windows may be shorter."""
         if isinstance(self._ahead, Waiting):
             planner, book = self.planners[type_], self._basis.source.books[type_]
             ids = self._ahead.after(planner.known - planner.batch, reach_of(planner.shape.window), type_)
@@ -282,7 +282,7 @@ class Lookahead(Cache):
         return dataclasses.replace(price, fetched=fetched, copied=copied, seconds=seconds, requests=requests)
 
     def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
-        """Forecasts the fraction of remote rows that is fetched; ``num_bytes`` are the bytes of a batch's remote rows."""
+        """Forecasts the fraction of a batch's remote rows, ``num_bytes`` in all, that must be fetched."""
         source, planner = self._basis.source, self.planners[type_]
         remote = planner.prior.clone()
         remote[slice(*source.books[type_].range_of(source.exchange.part_of(type_)))] = 0
@@ -299,7 +299,7 @@ class Lookahead(Cache):
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
-    """Marks remote rows that the cache holds, so that they are not fetched; ``moves`` refer to ``places.remote_id``."""
+    """Returns places in which rows that the cache holds are not remote. ``moves`` refer to ``places.remote_id``."""
     if places.remote_row is None:
         taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
         kept_position, remote_position, remote_id, counts = taken
@@ -334,7 +334,7 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
 
 
 def _blocks_of(basis: Basis) -> Blocks | None:
-    """Returns the blocks of batches with shared draws; None for several vertex types, seeds that are edges, or weights."""
+    """Describes the blocks of batches that share draws. None for several vertex types, edges as seeds, or weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
     assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
     block = basis.epochs.draw_block

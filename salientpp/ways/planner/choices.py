@@ -23,7 +23,7 @@ OWN_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """One combination: values of the options that turn methods on. Amounts are bytes per host, or of a rank's device.
+    """One combination of methods that a plan compares: values of options. Amounts are bytes per host, or per device.
 
     Attributes:
         cache: ``replication_factor``, the size of the cache of rows.
@@ -49,12 +49,12 @@ class Choice:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values by the names of :attr:`OPTIONS`."""
+        """The values, by names of loader options (:attr:`OPTIONS`)."""
         return {option: getattr(self, name) for name, option in self.OPTIONS.items()}
 
     @property
     def options(self) -> dict[str, Any]:
-        """The values as options of a loader, without defaults."""
+        """The values as arguments of a loader. Options that have their defaults are left out."""
         found = {name: value for name, value in self.values.items() if value}
         cached = found.pop("device_rows_cache", None)
         return found if cached is None else {**found, "device_rows": {"part": self.device_rows, "cache": cached}}
@@ -155,7 +155,7 @@ class Budget:
                 yield Choice(ahead, lookahead="auto", **on_device)
 
     def _on_device(self) -> Iterable[tuple[int, int]]:
-        """Returns the pairs of amounts to compare: device memory for own rows, and for cached rows."""
+        """Returns the divisions of device memory to compare: (bytes for the part's rows, bytes for cached rows)."""
         if not self.device_memory:
             return [(0, 0)]
         return [(int(share * self.device_memory), int((1 - share) * self.device_memory)) for share in OWN_SHARES]

@@ -107,7 +107,7 @@ def measure_rows(engine: Engine, batches: Sequence[Mapping[str | None, Tensor]],
 
 
 def _seconds_per_row(rows: RowSource, batches: Sequence[Tensor], seconds: float) -> float:
-    """Returns the CPU seconds of all threads per gathered row."""
+    """Measures how many CPU seconds, of all threads, it takes to gather a row."""
     out = empty_rows(rows, max(ids.numel() for ids in batches))
 
     def gather() -> None:
@@ -189,7 +189,7 @@ class TrialEpochs:
         return cls(per_epoch, skipped, min(_MOST_BATCHES, max(_FEWEST_BATCHES, int(seconds / each))))
 
     def deliver(self, engine: Engine) -> Iterator[Any]:
-        """Yields the batches of consecutive epochs. Collective."""
+        """Runs epochs one after the other, and yields ``skipped + number`` batches. Collective."""
         left = self.skipped + self.number
         for epoch in itertools.count():
             run = engine.run(epoch)

@@ -31,7 +31,7 @@ def lines_of(
     weight: str | None = None,
     beside: Sequence[Way] = (),
 ) -> tuple[list[Line], Batch]:
-    """Returns the expected cost of each combination for one rank, and the mean size of the rank's batches. Collective. No rows move.
+    """Predicts each combination's cost on this rank. Also returns the mean size of its batches. Collective.
 
     Args:
         weight: the entry 'weight' of ``partial_aggregation``.
@@ -48,7 +48,7 @@ def lines_of(
 
 
 def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
-    """Returns, for each combination, the line of the slowest rank, with the memory of the rank that holds most."""
+    """Joins the ranks' lines: for each combination, the slowest rank's time, and the largest memory."""
     found = []
     for lines in zip(*by_rank, strict=True):
         longest = max(lines, key=lambda line: line.cost.seconds)
@@ -71,9 +71,9 @@ def lines_together(
     weight: str | None = None,
     beside: Sequence[Way] = (),
 ) -> tuple[list[Line], Batch]:
-    """Returns, for each combination, the line of the slowest rank, and the mean size of this rank's batches. Collective; the lines are equal on all ranks.
+    """Predicts each combination's cost on the slowest rank, equal on all ranks. Also this rank's mean batch.
 
-    See :func:`lines_of` for the arguments. All except ``beside`` are equal on all ranks.
+    Collective. See :func:`lines_of` for the arguments. All except ``beside`` are equal on all ranks.
     """
     lines, batch = lines_of(basis, choices, machines, policy, weight, beside)
     told = basis.comm.gather_facts({"lines": [_as_json(line) for line in lines]}, task="plan its memory")

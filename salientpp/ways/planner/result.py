@@ -77,7 +77,7 @@ class MemoryPlan:
 
     @property
     def exceeds(self) -> str:
-        """Text that says that given options need more memory than the budget, or an empty text."""
+        """Warning text if options that the user gave need more memory than the budget, else an empty text."""
         if not self.memory or self.chosen.copies <= self.memory:
             return ""
         needed, budget = format_bytes(self.chosen.copies), format_bytes(self.memory)

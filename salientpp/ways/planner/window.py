@@ -24,7 +24,7 @@ def choose_shape(
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> Shape:
-    """Divides the budget of a cache that knows the next ``lookahead`` batches. 'auto' takes the window for which the fewest fetches are forecast.
+    """Divides a lookahead cache's memory for this window. 'auto' takes the window with the fewest forecast fetches.
 
     With 'auto', batches that wait take at most as much memory as the cache.
 

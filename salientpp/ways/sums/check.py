@@ -24,7 +24,7 @@ def edge_rows_of(source: BatchSource) -> Mapping[str, RowSource]:
 
 
 def first_edge_of(source: BatchSource) -> int:
-    """Returns the id of the edge of the first row in :func:`edge_rows_of`."""
+    """Returns the id of the edge that row 0 of :func:`edge_rows_of` belongs to."""
     assert isinstance(source.template, PartitionTemplate)
     return source.template.first_edge.get(None, 0)
 

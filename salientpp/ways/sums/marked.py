@@ -148,12 +148,12 @@ def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: 
 
 
 def marked_in(value: Any) -> Iterator[Marked]:
-    """Yields all marked tensors in a value."""
+    """Yields each :class:`Marked` tensor in a value, also inside containers."""
     return found(value, Marked)
 
 
 def _version_of(tensor: Tensor) -> int:
-    """Counts writes in place. Inference tensors have no counter, but there torch refuses such writes."""
+    """Returns the number of writes in place. -1 for inference tensors, for which torch refuses such writes."""
     with torch._C.DisableTorchFunctionSubclass():
         return -1 if tensor.is_inference() else tensor._version
 

@@ -35,7 +35,7 @@ SUMS, SOURCES, WEIGHTS = (
 
 
 def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str, out: Tensor) -> None:
-    """Writes one sum, mean or maximum of rows to ``out`` [m, ...] for each entry of ``size`` int64 [m].
+    """Computes m sums, means or maxima of rows, and writes them to ``out`` [m, ...].
 
     Entry i of ``size`` is the number of consecutive entries of ``index`` int64 [n] whose rows are reduced. The rows are first multiplied by ``weight``,
     floating-point [n], if given.
@@ -59,14 +59,14 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
-    """Returns the vertices that were first found in the last hop. Layers only aggregate their rows into neighbours."""
+    """Returns the vertices that the last hop found first. Sums may replace their rows: layers only aggregate these."""
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, AskedSums]:
-    """Replaces remote rows of a batch by sums. Returns the rest of the MFG, and the sums to ask for. If ``asks`` is False, nothing is replaced.
+    """Replaces remote rows of a batch by sums, if ``asks`` is True. Returns what remains of the MFG, and the sums.
 
     Args:
         repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
@@ -125,7 +125,7 @@ class Moved:
 
     @classmethod
     def to_device(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
-        """Counts the copies from a rank's host to its device for a batch; fetched rows are copied too, but are not counted here."""
+        """Counts a batch's copies from host to device: rows and sums, without rows that other ranks sent."""
         left, here = host_sums_of(mfg, tiers, wire)
         rows, whole_rows = (
             sum(slot.numel() for tier, _, slot in tiers.groups(tiers.look_up(n_id)) if not tier.on_device)
@@ -140,5 +140,5 @@ class Moved:
         return wire.bytes_of(self.rows, self.sums, self.sources)
 
     def is_worth_it(self, wire: Wire) -> bool:
-        """Returns True if the bytes are clearly fewer than without sums."""
+        """True if rows and sums together take clearly fewer bytes than all rows would."""
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)

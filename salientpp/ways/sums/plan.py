@@ -28,7 +28,9 @@ WORTH_IT = 0.97
 
 @dataclass(frozen=True, eq=False)
 class AskedSums:
-    """Sums that a rank asks for in a batch, as int64 vectors. All except the last two are grouped by owner, then by target.
+    """Sums that replace rows of a batch, as int64 vectors.
+
+    All except the last two are grouped by owner, then by target.
 
     Attributes:
         target: positions in the batch of the vertices whose neighbours are summed; a vertex whose neighbours have several owners occurs once per owner.
@@ -61,7 +63,7 @@ class Wire:
 
     @property
     def of_copies(self) -> Wire:
-        """Returns the sizes for copies to a device, which need no ids or weights."""
+        """Sizes for sums that the host computes for its device: no ids and no weights travel."""
         return Wire(self.row_bytes, 0)
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:
