@@ -110,7 +110,7 @@ def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Pro
 
 
 def _drawn(engine: Engine, measure: Callable[[Drawn], Out], batches: Iterable[tuple[Tensor, int]]) -> Iterator[Out]:
-    """Yields the results of ``measure`` for batches that no training run has. A batch is given as positions of seeds, int64, and a key."""
+    """Draws batches, (positions of seeds int64, key), that no training run has. Yields ``measure`` of each."""
 
     def measured(batch: tuple[Tensor, int]) -> Out:
         return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))

@@ -126,7 +126,7 @@ class Job:
 
     @property
     def is_of_one_type(self) -> bool:
-        """True if batches are plain and from one vertex type."""
+        """True if the graph has one vertex type and batches are plain, so that the forecasts of VIP hold."""
         return self.batches.is_plain and not self.part.is_hetero
 
     @property

@@ -108,7 +108,7 @@ class Lookahead:
         return ListSizes.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
-        """Yields the coded remote ids of the batches of an epoch."""
+        """Draws the batches of an epoch, and yields the ids of each one's remote rows, coded."""
         return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
 
     def measure(self, batch: Drawn) -> Tensor:

@@ -82,7 +82,7 @@ class Question:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of batches and of rows, such as int8 rows. ``name`` is for tables, and ``options`` is for the loader."""
+    """Variant of batches or rows, such as int8 rows. ``name`` is for tables, ``options`` are arguments of a loader."""
 
     name: str
     options: dict[str, Any]
@@ -92,7 +92,7 @@ class _Kind:
 
 
 class _Widths:
-    """Rows of a given number of bytes, without contents. It is a :class:`~salientpp.store.rows.RowSource`."""
+    """Row source with a number of rows and a width in bytes, but without contents, for plans."""
 
     dtype = torch.uint8
 

@@ -97,7 +97,7 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
 
 
 def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Returns (heading, result) for each α."""
+    """Returns a column, (heading, result), for each α of a cache's way."""
     return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
@@ -228,7 +228,7 @@ def _name(way: str, policy: str) -> str:
 
 
 def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Line]) -> Table:
-    """Returns a table of these lines. A column has a heading, and the value that is passed to the lines' functions."""
+    """Makes a table. A line has a name and a function; a column has a heading and the value that the functions get."""
     table = simple_table(title, [first, *(heading for heading, _ in columns)], [first])
     _add(table, [each for _, each in columns], lines)
     return table

@@ -105,12 +105,12 @@ class Call:
 
     @property
     def own_ranges(self) -> Sequence[tuple[int, int]]:
-        """Batches of this rank."""
+        """The batches that this rank computes, as ranges of the part's vertices."""
         return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     @property
     def most_memory(self) -> int:
-        """Largest number of bytes of sums and blocks of rows together, if rows of layers are in files."""
+        """Limit in bytes for sums and blocks of rows together, if rows of layers are in files. Checks ``memory``."""
         amount = MEMORY if self.memory is None else as_amount(self.memory)
         if not isinstance(amount, int) or amount < 1:
             raise ValueError(f"memory must be a number of bytes or text such as '2GiB', got {self.memory!r}")
@@ -127,7 +127,7 @@ class Call:
         return mapped_rows(self.scratch, shape, dtype)
 
     def count_uses(self) -> Tensor:
-        """Returns the scores by which the cache chooses rows, from :func:`count_transfers_saved`."""
+        """Returns the cache's scores of rows, which are counted once: see :func:`count_transfers_saved`."""
         if self.uses is None:
             self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
         return self.uses

@@ -60,7 +60,7 @@ _REASONS = {
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Step from rows of all vertices to the next rows of all vertices.
+    """One layer of a model with the functions around it: a step from the rows of all vertices to their next rows.
 
     Attributes:
         conv: (rows, edge_index) -> rows.
@@ -119,7 +119,7 @@ class Network:
         return frozenset().union(*(layer.takes for layer in self.layers)) if self.whole is None else self.named
 
     def degrees(self, has_weights: bool) -> list[Kind]:
-        """Returns the ways in which the layers count degrees. ``has_weights``: edges have weights."""
+        """Returns the kinds of degrees that the layers divide by, each once. ``has_weights``: edges have weights."""
         return kinds_of((layer.conv for layer in self.layers), has_weights)
 
 

@@ -45,7 +45,7 @@ class LayerEdges:
 
 
 class Kind(NamedTuple):
-    """A way to count degrees.
+    """Kind of degrees that a layer divides by: with added self-loops or without.
 
     Attributes:
         adds_loops: every vertex without a self-loop gets one.
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 
 def kinds_of(convs: Iterable[Callable[..., Tensor]], has_weights: bool) -> list[Kind]:
-    """Returns the ways in which some layers count degrees, each once. ``has_weights``: edges have weights."""
+    """Returns the kinds of degrees that some layers divide by, each once. ``has_weights``: edges have weights."""
     kinds = [kind_of(conv, has_weights) for conv in convs if normalises(conv)]
     return list(dict.fromkeys(kinds))
 
@@ -68,7 +68,7 @@ def normalises(conv: Callable[..., Tensor]) -> bool:
 
 
 def kind_of(conv: Any, has_weights: bool) -> Kind:
-    """Returns the way in which a normalising layer counts degrees. ``has_weights``: edges have weights."""
+    """Returns the kind of degrees that a normalising layer divides by. ``has_weights``: edges have weights."""
     # PyG uses `improved` for the weight of a loop only if edges have weights.
     return Kind(
         bool(getattr(conv, "add_self_loops", False)), 2.0 if getattr(conv, "improved", False) and has_weights else 1.0

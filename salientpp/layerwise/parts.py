@@ -25,7 +25,7 @@ ROWS = (None, "x")
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """Schedule whose batches are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches instead of seeds."""
+    """Schedule whose batches are ``ranges`` of the part's vertices. ``seeds_per_logical_rank`` counts batches here."""
 
     ranges: Sequence[tuple[int, int]] = ()
 
@@ -35,7 +35,7 @@ class Ranges(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Preparations of a layer on one rank, before it communicates with the others."""
+    """Source, facts and options that a rank prepares for a layer, before it communicates with the others."""
 
     source: BatchSource
     facts: Facts

@@ -81,7 +81,7 @@ def _entries(rows: RowSource, first: int, last: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A split layer over the vertices of a part.
+    """Computes a split layer over the vertices of a part: sends rows, adds them up by target, and finishes targets.
 
     Attributes:
         split: the layer.
@@ -148,7 +148,7 @@ class Product:
 
     @property
     def groups(self) -> list[list[tuple[int, int]]]:
-        """Consecutive ranges whose sums are in memory together."""
+        """The ranges in groups. The sums of one group of targets are in memory together."""
         most = self._most_rows(2, self.sent_bytes)
         groups: list[list[tuple[int, int]]] = []
         size = 0
@@ -173,7 +173,7 @@ class Product:
 
     @property
     def _like(self) -> Tensor:
-        """A message [1, ...]."""
+        """Sample message [1, ...], which shows the dtype and the shape of messages."""
         return self.split.messages(empty_rows(self.rows, 1).zero_().to(self.dtype))
 
     @property
@@ -201,7 +201,7 @@ class Product:
             yield first, self._messages(self._read(sent, first, last), first)
 
     def _is_whole(self, sent: TensorRows) -> bool:
-        """Returns True if the rows ``sent`` are already the messages that are summed."""
+        """True if the rows ``sent`` are themselves the messages to sum, so that nothing must be computed from them."""
         if self.split.sends_messages:
             return self.roots is None
         return self.roots is None and sent.dtype == self.dtype and self.split.keeps(torch.zeros_like(sent.tensor[:1]))
@@ -217,7 +217,7 @@ class Product:
         return copy
 
     def _messages(self, sent: Tensor, at: int) -> Tensor:
-        """Returns the messages of the sources at the places ``at``, ``at + 1``, ..., divided by degrees, from the rows that they send."""
+        """Computes messages, divided by degrees, from the rows ``sent`` by the sources at places from ``at`` on."""
         messages = sent if self.split.sends_messages else self.split.messages(sent.to(self.dtype))
         return messages.contiguous() if self.roots is None else scaled(messages, self.roots[at : at + messages.size(0)])
 

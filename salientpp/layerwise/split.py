@@ -58,11 +58,11 @@ class Split:
 
     @property
     def sends_messages(self) -> bool:
-        """True if owners of rows compute the messages, because these have fewer columns than the rows. If False, they send their rows."""
+        """True if owners send messages, which they compute from rows and have fewer columns. False: they send rows."""
         return self.projection is not None or not (self.pairs or self.sums_first)
 
     def keeps(self, x: Tensor) -> bool:
-        """Returns True if the messages of sources are their rows ``x`` [n, ...], unchanged, before any division by degrees."""
+        """True if the messages of sources, before any division by degrees, are simply their rows ``x`` [n, ...]."""
         return (
             not self.before
             and self.projection is None
@@ -113,7 +113,7 @@ class Split:
 
 
 class _Enough(Exception):
-    """Ends a layer's forward pass after its messages are known."""
+    """Raised inside a layer's forward to end it, once the layer's messages are known."""
 
 
 def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:

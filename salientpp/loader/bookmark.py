@@ -31,7 +31,7 @@ class Bookmark:
         self.epoch, self.reached = epoch, None
 
     def begun(self, reached: Reached) -> None:
-        """Records that the next epoch was begun."""
+        """Records that the next epoch was begun. ``reached``: its progress from now on."""
         self.reached, self.resume = reached, None
         self.epoch += 1
 

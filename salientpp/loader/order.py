@@ -1,4 +1,4 @@
-"""Order of batches that a user's sampler decides."""
+"""Delivers batches in the order of a sampler that the user gave."""
 
 from __future__ import annotations
 

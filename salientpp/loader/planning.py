@@ -29,7 +29,7 @@ from salientpp.ways.sums.check import why_no_sums
 
 @dataclass(eq=False)
 class Planning:
-    """The plan in use, and the plan of a loaded state that the next epoch will follow.
+    """Holds the plan that a loader follows, and the plan of a loaded state that the next epoch will follow.
 
     Attributes:
         options: as the user gave them, checked.

@@ -19,7 +19,7 @@ _Key = tuple[Any, str, tuple[int, ...], torch.dtype, torch.device]
 
 
 class StaticBuffers:
-    """Tensors of the batches of one loader: one for each attribute and shape. Attributes of different batches with the same shape share a tensor."""
+    """Holds the tensors that all batches of one loader use in turn: one tensor for each attribute and shape."""
 
     def __init__(self) -> None:
         self._tensors: dict[_Key, Tensor] = {}

@@ -23,5 +23,5 @@ class Cooperation:
 
     @property
     def place(self) -> int:
-        """Number of this rank among those of its host, from 0, as :class:`~salientpp.sampling.host_share.HostShare` counts them."""
+        """Number of this rank on its host, from 0. :class:`HostShare` numbers the ranks of a host in the same way."""
         return self.comm.rank - self.ranks_of_host.start

@@ -97,7 +97,7 @@ class FailureNotes:
             raise RankFailure(text)
 
     def ask(self, question: Callable[[dist.Store], Any]) -> Any:
-        """Puts a question to the job's store. Returns None if it does not answer."""
+        """Asks the job's store ``question(store)``. Returns its answer, or None if the store does not answer."""
         return None if self.store is None else self.store.ask(question)
 
     @classmethod
@@ -135,7 +135,7 @@ class FailureNotes:
         return note
 
     def _read_key(self, rank: int) -> str:
-        """Returns the key that exists in the store once this rank has read the note."""
+        """Returns the store's key that rank ``rank`` sets when it has read the note."""
         return f"{self.key}/read/{rank}"
 
     def _early_end(self) -> str | None:
@@ -143,7 +143,7 @@ class FailureNotes:
         return None if words is None else f"rank {self.rank} ended early: {words}"
 
     def _stay(self, until: float) -> None:
-        """Keeps this process alive after a failure if it hosts the store, until the others have read the note, are gone, or ``until`` has passed."""
+        """Keeps the store's host alive until the others have read the note or are gone, at most until ``until``."""
         if self._stays or self.store is None or not self.store.is_hosted_here:
             return
         self._stays = True

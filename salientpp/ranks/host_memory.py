@@ -39,7 +39,7 @@ _AT_END = 30.0
 
 @dataclass(eq=False)
 class _Block:
-    """Memory that this rank writes.
+    """Block of shared memory that this rank writes, and others read.
 
     Attributes:
         user: number of the last exchange that used it.
@@ -52,7 +52,7 @@ class _Block:
 
 
 class HostMemory:
-    """Exchanges of rows through shared memory. The ranks of ``comm`` are on one host.
+    """Exchanges rows between the ranks of one host (``comm``) through memory that they share.
 
     Only one thread at a time may begin exchanges, in the same order on every rank.
     """
@@ -192,7 +192,7 @@ class HostPending:
 
 
 class _Finished:
-    """Finished exchanges of all ranks.
+    """Counts the exchanges that each rank has finished, so that no rank writes to memory that another still reads.
 
     Args:
         shared: int64 [ranks, 2]: for each rank, the number of its first unfinished exchange, from 0, and its process id. A rank writes only its own row.

@@ -24,7 +24,7 @@ def job_store() -> dist.Store:
 
 
 def attempt(action: Callable[[], Any]) -> None:
-    """Runs an action on the store. If the store is gone, the other ranks find that out themselves."""
+    """Runs an action on the store. An error is ignored: if the store is gone, other ranks notice that themselves."""
     with contextlib.suppress(RuntimeError):
         action()
 
@@ -40,7 +40,7 @@ class PatientStore:
         self._forks = forks()
 
     def ask(self, question: Callable[[dist.Store], Any]) -> Any:
-        """Returns the store's answer to ``question``; None without one."""
+        """Returns ``question(store)``; None if it fails, or if the store does not answer within seconds."""
         if self._store is None or self._forks != forks():
             return None
         answer, store = Future[Any](), self._store

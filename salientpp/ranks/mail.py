@@ -68,7 +68,7 @@ class Letter:
 
 @dataclass(eq=False)
 class _Delivery:
-    """Collective that carries letters which left together. It does not refer to them, because they refer to it.
+    """The collective in which some letters left together. The letters refer to it, so it does not refer to them.
 
     Attributes:
         sizes: bytes of the arriving pieces, by rank and then by letter. A letter that travels alone has none, and arrives as it was sent.
@@ -89,7 +89,7 @@ class _Delivery:
 
 
 class Mail:
-    """Letters that leave together. One thread at a time posts and flushes; all ranks do so in the same order.
+    """Sends letters together. One thread at a time posts and flushes, in the same order on all ranks.
 
     Args:
         comm: the ranks that write to each other.

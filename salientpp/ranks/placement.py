@@ -131,7 +131,7 @@ class Placement:
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """Returns the logical ranks of a rank: all logical ranks of one or several units, or an equal share of those of one unit."""
+        """Returns a rank's logical ranks: all those of one or several units, or an equal share of one unit's."""
         visitor = self.host_of(rank) if self.cooperates else rank
         if self.num_visitors > self.num_units:
             share = self.num_logical_ranks // self.num_visitors
@@ -166,7 +166,7 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """First part of each distinct range of parts whose seeds a rank visits, and K at the end."""
+        """Offsets of the ranges of parts whose seeds ranks visit: the first part of each range, then K."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property
@@ -206,7 +206,7 @@ class Placement:
 
     @cached_property
     def row_offsets(self) -> tuple[int, ...]:
-        """First part of each row part, and K at the end."""
+        """Offsets of the row parts: the first part of each one, then K."""
         return (*(parts.start for parts in self.row_parts), self.num_parts)
 
     @property

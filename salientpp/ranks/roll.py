@@ -77,7 +77,7 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Tells the ranks that come to this roll call of this rank's mistake, instead of answering. ``astray``: it comes from :func:`go_astray`."""
+        """Leaves this rank's mistake as its answer to the roll call. ``astray``: :func:`go_astray` left it."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:
@@ -96,7 +96,7 @@ class Roll:
         return groups
 
     def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
-        """Exchanges the numbers of the groups that are ``free`` with the other ranks. Returns the number of the group to take or to make."""
+        """Tells the other ranks which groups are ``free``. Returns the number of the group that all take or make."""
         if not self.circle.has_compared:
             with _store_needed():
                 greeting.greet(self._store, self.ranks[self.rank])
@@ -116,7 +116,7 @@ class Roll:
         return min(everywhere, default=self.number)
 
     def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
-        """Makes new connections. All ranks have arrived already."""
+        """Makes new connections between the ranks, which all have answered the roll call."""
         store = dist.PrefixStore(f"{self.prefix}/gloo", self._store)
         try:
             # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that

@@ -64,7 +64,7 @@ class Progress:
             _living[id(self)] = self
 
     def withdraw(self) -> None:
-        """Records that this rank has not made the Comm, and will use its number again."""
+        """Takes back the number of a Comm that was not made, so that the next Comm gets this number."""
         prefix, _, number = self.key.rpartition("/")
         _made[prefix] = int(number) - 1
 
@@ -80,7 +80,7 @@ class Progress:
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread on whose behalf the current thread waits."""
+        """Thread for which the current thread waits: autograd's threads wait for the one that called the model."""
         thread = threading.current_thread()
         return self._thread if self._thread and isinstance(thread, threading._DummyThread) else thread
 
@@ -106,7 +106,7 @@ class Wait:
         _waits[self._thread] = self
 
     def turn(self, store: dist.Store) -> str | None:
-        """Renews this rank's note, and looks at those of the others if this is the lowest rank.
+        """Renews this rank's note. On the lowest rank, also looks whether all ranks wait for each other.
 
         Returns the text of an error, which the other ranks are told too, if the ranks stand still. Otherwise returns None.
         """

@@ -146,9 +146,10 @@ def sample_neighbors(
 def _slots(
     graph: DeviceGraph, frontier: Tensor, fanout: int, batch_key: int, hop: int, replace: bool, num_found: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns, by slot, the drawn position in the lists, and the index of the slot's vertex in ``frontier``.
+    """Draws.
 
-    The position is -1 in an unused slot. The indices are None if each vertex has ``fanout`` slots.
+    Returns for each slot (a neighbour to draw) a position in the lists, and the vertex's place in ``frontier``. The
+    position is -1 in an unused slot. The indices are None if each vertex has ``fanout`` slots.
     """
     from salientpp.sampling import device_kernels as kernels
 

@@ -57,7 +57,7 @@ class EdgeLists:
         return {name: value for name, value in self.__dict__.items() if name != "_moved"}
 
     def num_places(self, num_targets: int) -> int:
-        """Returns the number of edges into the first ``num_targets`` targets. For lists that :meth:`to` moved, it does not wait for their device."""
+        """Returns the number of edges into the first ``num_targets`` targets, without waiting for a device."""
         return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
 
     def sizes(self, num_targets: int) -> Tensor:

@@ -20,7 +20,7 @@ from salientpp.store.tiers import NO_IDS
 
 @dataclass(eq=False)
 class GrowingBatch:
-    """A batch while it is drawn. Lists among the attributes have one entry per vertex type, or per relation.
+    """Batch that grows hop by hop while it is drawn. Lists below have one entry per vertex type, or per relation.
 
     Attributes:
         topology: the names and numbers of vertices.

@@ -17,7 +17,7 @@ from salientpp.store.tiers import NO_IDS
 
 
 class HopDraw(NamedTuple):
-    """The numbers that fix the draws of one hop, beside the vertices.
+    """Values that, together with the vertices, determine the draws of one hop.
 
     Attributes:
         key: key of the batch's draws.
@@ -36,7 +36,7 @@ class HopDraw(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Counts of the vertices whose lists were read for a batch of this rank: ``own`` lists of this host's part, ``remote`` lists of other ranks."""
+    """Numbers of neighbour lists that a batch of this rank read: ``own`` of this host, ``remote`` of other ranks."""
 
     own: int = 0
     remote: int = 0
@@ -67,13 +67,13 @@ class Vertices:
 
     @property
     def columns(self) -> list[Tensor]:
-        """The tensors that a packet holds."""
+        """The tensors by which a packet describes these vertices."""
         return [column for column in (self.ids, self.tree, self.now) if column is not None]
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Edges that were drawn from the lists of m vertices, list after list.
+    """Edges that were drawn from the neighbour lists of m vertices, one list after the other.
 
     Attributes:
         count: int64 [m], number of edges drawn from each list.

@@ -28,7 +28,7 @@ Asked = set[tuple[Relation, bool, bool]]
 
 
 class Demand:
-    """Switch for this process: ``hops`` is True once a model was trimmed. The edges of later batches then keep their hops, which trimming needs."""
+    """Switch of this process. ``hops`` is True once a model was trimmed: later batches then keep their hops."""
 
     hops = False
 
@@ -38,7 +38,7 @@ demand = Demand()
 
 @dataclass(eq=False)
 class Hops:
-    """Hops of one batch.
+    """Tells how many vertices and edges of a batch lie within each number of hops, and gives its edges as lists.
 
     Attributes:
         num_nodes: by vertex type, the number of vertices within 0, 1, 2, ... hops of the seeds.
@@ -60,7 +60,7 @@ class Hops:
         self.know(self.edge_index)
 
     def know(self, edge_index: Mapping[Relation, Tensor]) -> None:
-        """Keeps the edges and their versions, to notice later changes."""
+        """Stores the edges, and torch's counts of their changes, so that :attr:`is_unchanged` sees later writes."""
         self.edge_index = edge_index
         self._versions = [edges._version for edges in edge_index.values()]
 

@@ -19,7 +19,7 @@ from salientpp.sampling.topology import ByType, Mfg
 
 
 class _Seeds(BaseException):
-    """Carries seeds out of PyG's function. It is no ``Exception``, so that nothing on the way catches it."""
+    """Raised to get the seeds that PyG's function makes. It is no ``Exception``, so that PyG does not catch it."""
 
     def __init__(self, seed: Tensor | ByType, time: Any) -> None:
         super().__init__()

@@ -57,9 +57,9 @@ class _Places:
     """Tells which part holds the neighbour lists of some vertices, and their places there.
 
     Attributes:
-        home: for lists that this host holds, the positions of their vertices among the ``size`` vertices (None: all), and the numbers of the vertices in the
-            host's part.
-        remote: part -> the same for the lists that it owns, with the numbers of the vertices in that part.
+        home: two tensors for the vertices whose lists this host holds: positions among the ``size`` vertices (None:
+            all), and numbers in the host's part.
+        remote: part -> the same two tensors for the vertices whose lists this part has.
     """
 
     size: int
@@ -192,7 +192,7 @@ class PartTopology(Topology):
     def _round(
         self, request: ListRequest, batch: GrowingBatch, asks: bool
     ) -> Generator[Packets, Packets, list[list[Group]]]:
-        """Draws for all vertices of a request, and returns the draws of each relation, by holder."""
+        """Draws for all vertices of a request, in one round. Returns draws: per relation, one group per holder."""
         places = [self._places(type_, of_type.ids) for type_, of_type in enumerate(request.vertices)]
         asked = self._asked(request, places, batch)
         if asked and not asks:
@@ -218,7 +218,7 @@ class PartTopology(Topology):
         return groups
 
     def _draws(self, request: ListRequest, number: int, places: _Places, with_rows: bool) -> list[Group]:
-        """Draws in one relation from the lists that this host holds, with the rows of the edges if another rank asked for them."""
+        """Draws in one relation from the lists that this host holds. ``with_rows`` adds attributes of the edges."""
         vertices, found = request.vertices[self.ends[number][1]], []
         for position, place, lists in self._held(number, places):
             of = vertices if position is None else vertices.at(position)
@@ -260,7 +260,7 @@ class PartTopology(Topology):
                     yield at if position is None else position[at], ids[at] - int(bounds[piece]), lists
 
     def _asked(self, request: ListRequest, places: Sequence[_Places], batch: GrowingBatch) -> dict[int, ListRequest]:
-        """Returns, by part, the requests for the lists of this batch that this host does not hold."""
+        """Makes the requests to the owners of lists that this host does not hold: part -> request."""
         asked = {}
         for part in sorted({part for place in places for part in place.remote}):
             vertices = []

@@ -71,7 +71,7 @@ def share_size(num_seeds: int, place: int, num_shares: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The epochs of one logical rank.
+    """Divides the seeds of one logical rank into the batches of each epoch.
 
     Attributes:
         unit, num_seeds: the unit and the number of its seeds.
@@ -140,13 +140,13 @@ class Schedule:
 
     @property
     def num_rounds(self) -> int:
-        """Number of batches of the logical rank that gives the most. Every rank must answer the others for this number of rounds."""
+        """Number of rounds of an epoch: the most batches of a logical rank. Every rank answers others in all."""
         if self.uneven in ("wrap", "drop"):
             return self.num_batches
         return max(map(self._batches, self.seeds_per_logical_rank))
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """Returns positions in the unit's seeds, int64, one tensor per batch."""
+        """Returns the batches of an epoch: for each, the positions of its seeds among the unit's seeds, int64."""
         if self.shuffle:
             order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.unit))
         else:
@@ -176,7 +176,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The epochs of one rank: the batches of its logical ranks, and the ticks in which it gives them.
+    """The batches of one rank's logical ranks in each epoch, and the ticks in which the rank gives them.
 
     Attributes:
         schedules: one for each logical rank of this rank.
@@ -242,13 +242,13 @@ class Turns:
         return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
 
     def round_after(self, batches: int) -> int:
-        """Returns the first round that is not complete on this rank after ``batches`` batches."""
+        """Returns the round that this rank is in after ``batches`` batches: the first that it has not completed."""
         if batches < len(self._rounds):
             return self._rounds[batches]
         return self._rounds[-1] + 1 if self._rounds else 0
 
     def batches_before(self, number: int) -> int:
-        """Returns the number of batches that this rank gives before a round."""
+        """Returns the number of batches that this rank gives before round ``number``."""
         return bisect_left(self._rounds, number)
 
     def with_seed(self, seed: int) -> Turns:

@@ -254,7 +254,7 @@ def _scores(policy: Any, workload: Workload | TypedWorkload) -> Mapping[str | No
 def edge_start(
     inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
 ) -> Mapping[str | None, Callable[[int], Tensor]]:
-    """Returns, by vertex type, a function: number of vertices -> each one's probability to be an end of a batch's edges or negative examples."""
+    """Returns, by vertex type, a function of the number of vertices: the probability that a batch starts from each."""
     count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
     of_sources = 0 if negatives is not None and negatives.is_triplet() else count
     source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)

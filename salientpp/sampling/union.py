@@ -94,7 +94,7 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
 
 
 class _Layout:
-    """Positions of the vertices or edges of several MFGs in their union, which orders them hop by hop."""
+    """Tells where each MFG's vertices (or edges) lie in the union, which orders them hop by hop."""
 
     def __init__(self, hops: Sequence[Sequence[int]]) -> None:
         self._hops = hops
@@ -141,7 +141,7 @@ def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Te
 
 
 def _all(join: Callable[[list[Tensor]], Tensor], values: Sequence[Tensor | None]) -> Tensor | None:
-    """Returns the joined values; None if one is missing."""
+    """Returns ``join(values)``, or None if one of the values is None."""
     there = [value for value in values if value is not None]
     return join(there) if len(there) == len(values) else None
 
