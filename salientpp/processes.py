@@ -216,7 +216,7 @@ class Task:
 
 
 class Undone:
-    """Delays ``function(*args)`` until a thread asks for the result. That thread then runs it."""
+    """Call that runs only when its result is asked for, in the thread that asks. Has the methods of :class:`Task`."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function, self._args = function, args
@@ -225,7 +225,7 @@ class Undone:
         return self._function(*self._args)
 
     def cancel(self) -> None:
-        """Does nothing, because the call has not begun."""
+        """Does nothing: a call that nobody asks for never runs."""
 
 
 def completed(function: Callable[..., Any], *args: Any) -> Future:
@@ -285,7 +285,7 @@ def connecting() -> Iterator[None]:
 
 
 def _open_files() -> dict[int, int]:
-    """Returns open descriptors -> inodes."""
+    """Returns the inode of each file that this process has open, by descriptor. Empty if the system does not tell."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
@@ -298,7 +298,7 @@ def _open_files() -> dict[int, int]:
 
 
 def _watched_by(descriptor: int) -> list[int]:
-    """Returns the descriptors that an epoll watches. Empty for other files."""
+    """Returns the descriptors that an epoll (the open file ``descriptor``) watches. Empty for other files."""
     try:
         with open(f"/proc/self/fdinfo/{descriptor}") as file:
             return [int(line.split()[1]) for line in file if line.startswith("tfd:")]

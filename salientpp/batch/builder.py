@@ -58,13 +58,13 @@ class BatchBuilder:
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns that the tiers can serve: ``contents`` has the same tensor that the tiers were made from, not one that replaced it."""
+        """Returns the columns that the tiers can serve: the data still has the tensors that they were made from."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
 
     def current(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns whose rows, if gathered now, would equal the rows in ``contents``. A write makes copies on the device stale."""
+        """Returns the columns whose rows in the tiers equal those in ``contents``: writes make device copies stale."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
@@ -107,7 +107,7 @@ class BatchBuilder:
         return now.equals(self.held) or all(self.has_current(column, then, now) for column in self.fetch.columns)
 
     def has_current(self, column: Column, then: Contents | None, now: Contents) -> bool:
-        """True if the rows gathered for a batch that was begun with the contents ``then`` equal those in ``now``. A write makes copies on the device stale."""
+        """True if rows that were gathered when the data had the contents ``then`` equal those in ``now``."""
         if column in self.own:
             return True
         if not now.has_same(column, then):
@@ -115,7 +115,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """True if the tiers hold the tensor that ``contents`` has for the column, and the tensor needs no gradient. Gathered rows have no gradient."""
+        """True if the tiers hold the column's tensor in ``contents``. They never serve one that needs a gradient."""
         value = contents.value(column)
         if column in self.own:
             return True

@@ -94,7 +94,7 @@ class Contents:
         )
 
     def _moved(self, column: Column, then: Contents) -> bool:
-        """True if an attribute is the same tensor in other memory. torch moves a tensor that is sent to another process into shared memory."""
+        """True if torch has moved an attribute's tensor to other memory, as when it sends one to another process."""
         ours, theirs = (each._memory.get(column) for each in (self, then))
         if ours is None or theirs is None or ours._cdata != theirs._cdata:
             return False

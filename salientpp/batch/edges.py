@@ -108,7 +108,7 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """Marks the edges with the hops. A tensor created in inference mode is copied, because it does not count changes."""
+    """Makes edges that know their batch's hops. Tensors of inference mode are copied, because they count no changes."""
     if edge_index.is_inference():
         with torch.inference_mode(False):
             edge_index = edge_index.clone()

@@ -195,7 +195,7 @@ def random_streams(seed: int, number: int) -> list[np.random.Generator]:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Communities nested in classes. The position of a vertex is its number before ids are shuffled. Each community and each class is a range of positions."""
+    """Communities nested in classes, each a range of positions: the vertices' numbers before ids are shuffled."""
 
     start: np.ndarray  # int64 [C + 1], the bounds of the communities
     class_of_community: np.ndarray  # int64 [C], ascending

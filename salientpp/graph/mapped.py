@@ -17,7 +17,7 @@ _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s*(.*)")
 
 
 def nothing() -> None:
-    """Does nothing, because there are no pages to release."""
+    """Does nothing: the result of :func:`releaser` for an array without pages to release."""
 
 
 def releaser(array: Tensor) -> Callable[[], None]:
@@ -47,7 +47,7 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
 
 
 def files_of(arrays: Sequence[Tensor]) -> list[tuple[Path, int] | None]:
-    """Returns :func:`mapped_from` of each array. It asks the system for its mappings only once, because that can take a tenth of a second."""
+    """Returns :func:`mapped_from` of each array. It reads the system's list of mappings once, which may take 0.1 s."""
     spans = [
         (array.data_ptr(), array.data_ptr() + array.nbytes) if array.is_contiguous() and array.numel() else (0, 0)
         for array in arrays
@@ -65,7 +65,7 @@ def _file_of(first: int, start: int, offset: int, inode: int, path: Path) -> tup
 
 
 def _maps_over(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, Path] | None]:
-    """Returns the mapping that covers each span of addresses [first, last): its start, the file's offset and inode, and the path.
+    """Finds the file mapping around each span of addresses [first, last): its start, the file's offset, inode and path.
 
     None for a span unless one mapping of a file covers all of it and has no private (written) pages.
     """
@@ -95,7 +95,7 @@ def _maps_over(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, Pa
 
 
 def _untouched(ranges: set[str]) -> set[str]:
-    """Returns those mappings, given by their addresses in hexadecimal, that have no private pages."""
+    """Returns those of the mappings ``ranges`` (such as '7f00-7f40') to which the process has not written."""
     found: set[str] = set()
     left, inside = set(ranges), None
     if not left:

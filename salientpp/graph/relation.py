@@ -207,7 +207,7 @@ def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
 
 
 def _narrow_ids(edge_id: Tensor) -> Tensor:
-    """Returns the same permutation as int32 if int32 can hold it, so that a batch's reads touch half as many cache lines."""
+    """Returns edge ids as int32 if they fit, so that a batch reads half as many bytes of them."""
     return edge_id.to(torch.int32) if edge_id.numel() < 2**31 else edge_id
 
 

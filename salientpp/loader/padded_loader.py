@@ -59,7 +59,7 @@ class PaddedLoader(EngineLoader):
 
     @lazy
     def _bytes_of_fixed(self) -> tuple[int, int]:
-        """Bytes of a padded batch, and of such a batch with the inputs that it is made from."""
+        """Two numbers of bytes: a padded batch's, and those of the batch together with the tensors it is made from."""
         epochs = self._bookmark.epochs
         turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
         return padded_bytes(self._padding, self.engine.producer, turns[0] if turns else None)

@@ -154,6 +154,6 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
 
 
 def _is_excluded(option: str, options: Options) -> bool:
-    """Returns True if an option that the user gave excludes ``option``."""
+    """True if ``option`` cannot be used together with an option that the user gave."""
     others = [other for one, other in EXCLUDED if one == option] + [one for one, other in EXCLUDED if other == option]
     return any(is_given(getattr(options, other)) for other in others)

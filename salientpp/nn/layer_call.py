@@ -94,7 +94,7 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
 
 
 def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any], edges: Sequence[BatchEdges]) -> bool:
-    """Returns True if a layer that was given ``adj_t`` gives the same result for the sampled edges in their own order."""
+    """True if the batch's edges, in their order, can replace the ``adj_t`` given to a layer with equal results."""
     if any(
         name.startswith("edge") and value is not None and value is not edges[0] for name, value in arguments.items()
     ):

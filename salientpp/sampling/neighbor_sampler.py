@@ -304,7 +304,7 @@ class NeighborSampler(BaseSampler):
         return out
 
     def drawing(self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool) -> Drawing:
-        """Samples an MFG over a topology in parts, and yields requests to other ranks. It takes the arguments of :meth:`arguments`."""
+        """Samples an MFG over a topology in parts. Yields requests to other ranks, and is sent their answers."""
         assert isinstance(self.topology, PartTopology)  # only such a topology is drawn in rounds
         arguments = self.arguments(seed, seed_time, key, on_clock, only_vertices)
         return (yield from self.topology.drawing(*arguments, only_vertices=only_vertices))

@@ -178,7 +178,7 @@ def _ends_of(lists: PartLists, edge_id: Tensor) -> Tensor:
 
 
 def list_sums_of(sampler: NeighborSampler, comm: Comm) -> ListSums:
-    """Returns the sums over the lists of a sampler's topology. If other hosts hold some of the lists, all ranks of ``comm`` must use the sums together."""
+    """Returns the object that sums over a topology's neighbour lists. Collective if hosts divide the lists."""
     topology = sampler.topology
     if isinstance(topology, PartTopology):
         return DividedListSums(comm, topology.part)

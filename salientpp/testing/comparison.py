@@ -1,4 +1,4 @@
-"""Comparisons of batches, element for element."""
+"""Compares batches element for element, and names the places at which they differ."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Failed:
 
 
 def forks() -> multiprocessing.context.ForkServerContext:
-    """Context that forks processes from a server with slow imports done; the first call starts the server."""
+    """Returns the multiprocessing context by which a test starts ranks: forks of a server that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     before = os.environ.get("PYTHONPATH")  # before Python 3.13 the server does not receive sys.path

@@ -41,7 +41,7 @@ _NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 
 @dataclass(frozen=True, eq=False)
 class _Owned:
-    """Lists that one rank sums for all ranks.
+    """Describes the neighbour lists over which one rank sums, on behalf of all ranks.
 
     Sources are numbered over all vertex types, in ascending order of type and id.
 
@@ -72,7 +72,7 @@ class _Owned:
 
 @dataclass(frozen=True, eq=False)
 class _Division:
-    """Lists that this rank sums, and those that the others sum.
+    """Says which neighbour lists this rank sums, and which the other ranks sum.
 
     Attributes:
         pieces: the lists of this rank.
@@ -301,12 +301,12 @@ class DividedListSums(ListSums):
 
 
 def _at(place: int, number: int, size: int) -> list[int]:
-    """Returns a list of ``size`` zeros, but with ``number`` at ``place``."""
+    """Returns a list of length ``size`` that has ``number`` at ``place``, and zeros elsewhere."""
     return [number if other == place else 0 for other in range(size)]
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    """Returns the pieces one after another. A piece that is alone is not copied."""
+    """Concatenates the pieces, without a copy if only one of them has entries."""
     filled = [piece for piece in pieces if piece.numel()]
     return filled[0] if len(filled) == 1 else torch.cat(list(pieces))
 
@@ -320,7 +320,7 @@ def _mark_sources(piece: ListPiece, occurs: Tensor) -> None:
 
 
 def _by_source(piece: ListPiece, occurs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns an entry of :attr:`_Division.by_source`. ``occurs`` bool [N] marks the sources of this rank."""
+    """Makes an entry of :attr:`_Division.by_source`. ``occurs`` bool [N]: True for the sources of this rank's lists."""
     relation, size = piece.relation, occurs.numel()
     if not piece.has_weights:
         indptr, targets = transpose(relation.indptr, relation.indices, size)
@@ -334,7 +334,7 @@ def _by_source(piece: ListPiece, occurs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shares(lists: ListSums, spans: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, int]]]:
-    """Returns, by relation and rank, the range of targets whose lists the rank sums. Ranks that hold the same range divide it.
+    """Divides the lists among the ranks that hold them. Returns, by relation and rank, a range of targets.
 
     Args:
         spans: by rank and relation, the range of targets whose lists the rank holds.
@@ -381,5 +381,5 @@ def _cut(number: int, lists: PartLists, first: int, last: int) -> ListPiece | No
 
 
 def _within(piece: ListPiece, targets: slice) -> slice:
-    """Returns the places of a piece's targets among ``targets``."""
+    """Returns the range of a piece's targets, counted from the first of ``targets``."""
     return slice(piece.targets.start - targets.start, piece.targets.stop - targets.start)

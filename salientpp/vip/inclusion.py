@@ -253,7 +253,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 
 
 class TypedHops:
-    """Computes how likely a hop draws each vertex, over several relations, from how likely it expands each vertex. It is prepared once for all seed sets."""
+    """Computes how likely a hop draws each vertex, given how likely it expands each. One object serves all seeds."""
 
     def __init__(self, graph: TypedGraph | ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.lists = ListSums.of(graph)
@@ -273,9 +273,9 @@ class TypedHops:
         return uniform_draw_probability(piece.degree, self._fanouts[piece.number][hop], self._replace)
 
     def draws(self, hop: int, place: int, expanded: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two probabilities for the edges of a piece: that a target which is expanded draws the edge, and that the hop expands it and draws the edge.
+        """Returns two probabilities per list of a piece, float64 [n], or per edge, [e], if edges have weights.
 
-        Each is float64 [n], or [e] if the edges have weights.
+        The first: a target, once expanded, draws an edge. The second: the hop expands the target, and draws the edge.
 
         Args:
             expanded: the probability [n] that the hop expands each target of the piece.
@@ -284,7 +284,7 @@ class TypedHops:
         return chance, chance * self.lists.pieces[place].spread(expanded)
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
-        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that the hop expands each vertex."""
+        """Returns how likely a hop draws each vertex, per type float64 [N]; ``expanded``: how likely it expands it."""
 
         def log_none(place: int, of_targets: Tensor) -> Tensor:
             return self.draws(hop, place, of_targets)[1].clamp_(max=1.0).neg_().log1p_()

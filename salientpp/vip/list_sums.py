@@ -108,7 +108,7 @@ class ListSums(ABC):
 
     @abstractmethod
     def per_list(self, function: Callable[[ListPiece], Tensor]) -> list[Tensor]:
-        """Returns a value of every list: per relation float64 [N_target], where ``function`` gives float64 [n] for a piece."""
+        """Computes a value of every list: per relation float64 [N_target]. ``function`` gives a piece's values, [n]."""
 
     def zeros(self) -> list[Tensor]:
         """Returns per type float64 [N] of zeros."""

@@ -169,7 +169,7 @@ def score_simulation(workload: Workload) -> Tensor:
 
 
 def _spread(lists: ListSums, value: Tensor, mean: bool = False) -> Tensor:
-    """Returns, for every u, the sum of ``value`` over the vertices that list u, once per listing, float64 [N].
+    """Sums ``value`` [N] over the vertices that draw from each u: float64 [N]. A repeated edge counts each time.
 
     Args:
         mean: divide each value by the length of its vertex's list.

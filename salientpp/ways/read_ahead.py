@@ -211,7 +211,7 @@ class ReadAhead(Way):
         self._submit()
 
     def _await(self, ticket: Ticket) -> None:
-        """Waits until a batch's rows were read. Call it only for the oldest batch that has not taken its rows."""
+        """Waits until the thread has read a batch's rows. All earlier batches must have taken their rows."""
         if ticket.ready.is_set():
             return
         with self._lock:

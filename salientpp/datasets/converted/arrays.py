@@ -83,7 +83,7 @@ class StoredArray:
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
-        """Opens the array. Yields a function that reads entries in stored order, beginning with entry number ``first``."""
+        """Opens the array, for a ``with`` block. Yields a function that reads the next entries, from ``first`` on."""
         with _opened(self.path, self.member, self.name) as (file, _):
             at = self.offset + first * self.dtype.itemsize
             with _said(self.name):

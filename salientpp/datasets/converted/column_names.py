@@ -105,7 +105,7 @@ def _by_types(names: Sequence[str], types: tuple[str, str]) -> tuple[str, str] |
 
 
 def _only(sources: Sequence[str], targets: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the two columns if each end has exactly one column, else None."""
+    """Returns (column of sources, column of targets) if there is exactly one of each, else None."""
     return (sources[0], targets[0]) if len(sources) == len(targets) == 1 and sources != targets else None
 
 

@@ -18,7 +18,7 @@ class LinkSplit:
 
     Attributes:
         edge_label_index: int64 [2, M]; row 0 has the sources. A `LinkNeighborLoader` takes it under the same name.
-        negatives: int64 [2, K], pairs that the dataset gives as non-edges, or None.
+        negatives: int64 [2, K], negative examples of the dataset: pairs that are not edges. None: it has none.
         columns: other columns with a row per edge, such as ``weight`` [M], ``year`` [M], ``relation`` [M], and ``target_node_neg`` int64 [M, C]: C targets to
             rank against the true one.
     """

@@ -76,7 +76,7 @@ class ParquetFiles:
     def tables(
         self, columns: Sequence[str], most_bytes: int, row_bytes: int = 1
     ) -> Iterator[tuple[Path, int, int, Any]]:
-        """Yields batches as (file, number of the batch's first row in the file, rows of all files up to the batch's end, batch).
+        """Yields batches: (file, first row's number in the file, number of rows read so far in all files, batch).
 
         A batch has as many rows as ``most_bytes`` holds, at least one. A row counts as ``row_bytes``, or as 16 bytes for each number in its file's first
         row if that is more.

@@ -36,12 +36,12 @@ class RowPiece:
 
 
 def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
-    """Returns the function ``where`` of a piece. It numbers the piece's entries from ``first``."""
+    """Makes the function ``where`` of a piece, which names an entry in errors. Entries are numbered from ``first``."""
     return lambda at: f"{before}{first + at}{after}"
 
 
 def first_row(wrong: Tensor) -> int:
-    """Returns the number of the first row that has a true entry."""
+    """Returns the number of the first row of a bool tensor [n, ...] that has a True entry."""
     return int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
 
 

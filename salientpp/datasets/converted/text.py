@@ -86,7 +86,7 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
 def _parse(
     path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int
 ) -> RowPiece | None:
-    """Parses whole lines. The first has the number ``line``."""
+    """Parses whole lines of a file. ``line``: number of the first one, for errors. None if they hold no numbers."""
     if line > skip and not any(mark in text for mark in _COMMENTS):
         values = _numbers(text, dtype, columns)
         if values is not None:
@@ -208,7 +208,7 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
 def _tables_of(
     paths: Sequence[Path], sizes: Sequence[int], most_bytes: int, dtype: type, columns: int | None, skips: Sequence[int]
 ) -> Iterator[tuple[int, RowPiece]]:
-    """Yields the pieces of all files, each with the number of its file. ``done`` counts bytes of all files. ValueError if there are no numbers."""
+    """Yields (number of the file, piece). ``done`` counts bytes over all files. ValueError if no file has numbers."""
     is_empty = True
     for number, (path, before) in enumerate(zip(paths, accumulate(sizes, initial=0))):
         for table in tables(path, most_bytes, dtype, columns, skips[number]):
@@ -227,10 +227,11 @@ def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
 
 
 def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
-    """Returns the first lines of each file.
+    """Returns the first lines of each file, after a check of their separators and of ``skip``.
 
     Raises:
-        ValueError: a line has two kinds of separators, as with decimal commas, or ``skip`` leaves out numbers, but none in the first file.
+        ValueError: a line mixes separators, as with decimal commas. Or ``skip`` would leave out numbers of some files,
+            but not of the first.
     """
     heads = [_head(path) for path in paths]
     for path, head in zip(paths, heads):
@@ -252,10 +253,10 @@ def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
 
 
 def _headers_of(paths: Sequence[Path], heads: Sequence[list[bytes]], ends: Ends, name: str) -> list[int]:
-    """Returns the number of lines of each file up to the end of its header, or 0 if it has none.
+    """Returns the number of lines to skip in each file: up to the end of its header, 0 without one.
 
     Raises:
-        ValueError: a first line looks like a header, but does not name the two ends, or some files have a header and others have none.
+        ValueError: a header does not name the two ends, or only some of the files have a header.
     """
     found = [_header_of(path, head, ends, name) for path, head in zip(paths, heads)]
     of_text = [(lines, path) for lines, path in zip(found, paths) if lines is not None]
@@ -321,7 +322,7 @@ def _shown(line: bytes) -> str:
 
 
 def _is_reversed(path: Path, lines: list[bytes], skip: int, ends: Ends) -> bool:
-    """True if the header of a file of edges names the target first. ValueError if its two names do not say which end they are.
+    """True if the header of a file of edges names the target first. ValueError if its names do not tell the ends apart.
 
     The header is the last of the lines that are skipped. A skipped line or a comment before the edges also counts if it names a target, then a source.
     """

@@ -122,7 +122,7 @@ def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str,
 
 
 def _offsets(books: dict[Any, Book]) -> dict[Any, int]:
-    """Returns the first id of each type, with ids that count through all types."""
+    """Returns the first id of each type, if ids are counted through all types, one type after another."""
     return dict(zip(books, accumulate((book.parts.numel() for book in books.values()), initial=0)))
 
 
