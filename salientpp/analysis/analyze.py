@@ -58,11 +58,11 @@ class Ways:
         """Returns the same ways with each α once, ascending. Raises ValueError for arguments that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
-                "partial_aggregation has no forecast of the rows that sums leave to fetch; leave predict_only out"
+                "predict_only cannot forecast which rows partial_aggregation leaves to fetch; leave predict_only out"
             )
         if self.sums and self.send_as:
             raise ValueError(
-                "partial_aggregation sums rows in their own format, and send_as makes them travel in another; leave one of them out"
+                "partial_aggregation sums rows in the format they are stored in, but send_as sends them in another; leave one of them out"
             )
         alphas = sorted({check_replication_factor(alpha) for alpha in self.replication_factors})
         lookahead = None if self.lookahead is None else check_lookahead(self.lookahead)
@@ -156,7 +156,7 @@ def _check(job: Job, ways: Ways) -> None:
     if (agree or ways.lookahead is not None or ways.sums) and not job.is_simple:
         raise ValueError(
             "lookahead, shared_draws, draw_block and partial_aggregation are counted only for plain draws from one vertex type, with one rank per part "
-            "and host; loader.stats() counts what a loader with them fetches"
+            "and host; leave them out, or run a loader with them and read loader.stats()"
         )
     if ways.sums and isinstance(job.part, PartitionedGraph):
         stored = job.part.description.vertices(None).attributes.get("x", {}).get("stored_as")

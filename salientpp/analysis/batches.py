@@ -95,7 +95,9 @@ class Batches:
         if self.shared_draws not in (None, "batch"):
             raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
         if isinstance(self.draw_block, bool) or not isinstance(self.draw_block, int) or self.draw_block < 1:
-            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
+            raise ValueError(
+                f"draw_block must be an integer >= 1 (consecutive batches that share draws), got {self.draw_block!r}"
+            )
 
     def draws(self) -> dict[str, Any]:
         """Returns the options of the draws of neighbours and negative examples, as JSON values."""

@@ -36,7 +36,7 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
             *_classes_of_tables(),
         ],
         refused=lambda needed: (
-            f"not read, since it holds more than tensors and PyG's own classes ({needed}), which could run code. If you trust it, convert "
+            f"not read, since it holds more than tensors and PyG's own classes ({needed}), and reading it could run code. If you trust it, convert "
             f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
             "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
         ),

@@ -98,7 +98,7 @@ def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if prediction.is_floating_point() and not torch.equal(prediction, prediction.round()):
         raise ValueError(
-            f"prediction must be classes, or have a score for each class in its last dimension, {given}, with values that are no integers; if the model gives "
-            "one score for two classes, pass out > 0"
+            f"prediction must be classes (integers), or scores [..., C], one per class, {given}, where prediction has fractions; if the model "
+            "gives one score for two classes, pass out > 0"
         )
     return prediction, y

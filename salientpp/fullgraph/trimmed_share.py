@@ -60,8 +60,8 @@ def trimmed(
     key = _key(model, (x, *args), kwargs)
     if key not in plans and len(plans) >= MAX_PLANS:
         warnings.warn(
-            f"{type(model.module).__name__} was called with more than {MAX_PLANS} combinations of modes and of numbers among its arguments; with others it "
-            "runs untrimmed; results are right; to keep it trimmed, pass no numbers that differ from batch to batch",
+            f"{type(model.module).__name__} was called with more than {MAX_PLANS} combinations of modes and of numbers among its arguments; for further ones "
+            "it runs untrimmed; results are right; to keep it trimmed, pass no numbers that differ from batch to batch",
             RuntimeWarning,
             stacklevel=2,
         )

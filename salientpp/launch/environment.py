@@ -97,7 +97,7 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     tasks = _number(environ, "SLURM_NTASKS", 1) if {"SLURM_JOB_ID", "SLURM_NTASKS"} <= environ.keys() else 1
     if tasks > 1:
         raise LaunchError(
-            f"this process runs in the shell of SLURM's job {environ['SLURM_JOB_ID']}, which has {tasks} tasks, but is none of them; "
+            f"this process runs in the shell of SLURM's job {environ['SLURM_JOB_ID']}, which has {tasks} tasks, but it is not one of the tasks; "
             "start it with srun (`srun python ...`), or unset SLURM_NTASKS to run it as a single process"
         )
     return Launch("none")

@@ -161,7 +161,7 @@ class DrawEntries(TypedDict, total=False):
         int,
         Option(
             default=1,
-            check=integer("batches that draw alike", 1),
+            check=integer("consecutive batches that share draws", 1),
             agree="yes",
             identifies=True,
             help="Number of consecutive batches of a logical rank that share their random draws, see [shared "

@@ -177,7 +177,7 @@ def _check_slots(hop: int, num_slots: int, num_found: int) -> None:
 
     if num_found + num_slots >= FIRST_MARK:
         raise RuntimeError(
-            f"a hop on a device must have fewer than {FIRST_MARK} edges and known vertices together, got up to {num_slots} edges and {num_found} vertices at "
+            f"a hop on a device must have fewer than {FIRST_MARK} edges and earlier vertices in all, got up to {num_slots} edges and {num_found} vertices at "
             f"hop {hop}; use a smaller batch_size or smaller fanouts, or sample on the host"
         )
 

@@ -133,7 +133,7 @@ class NeighborSampler(BaseSampler):
             raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
         if self.replace:
             raise ValueError(
-                "shared_draws='batch' excludes replace=True, because a neighbour has one number in a batch and is drawn once; leave one of them out"
+                "shared_draws='batch' excludes replace=True, because all draws of a batch share one random number per neighbour; leave one of them out"
             )
         if self.topology.has_weights:
             raise ValueError(

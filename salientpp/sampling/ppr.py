@@ -145,8 +145,8 @@ class PPRSampler(NeighborSampler):
         if isinstance(topology, PartTopology):
             if topology.is_shared:
                 raise RuntimeError(
-                    "personalised PageRank of some seeds was not found when the loader was made, and other ranks hold lists that it needs; use the sampler "
-                    "in a loader whose seeds are these vertices"
+                    "personalised PageRank of some seeds was not found when the loader was made, and finding it now needs lists of other ranks; use the "
+                    "sampler in a loader whose seeds are these vertices"
                 )
             return drawn_alone(self.finding(seeds, degrees_held(topology)))
         graph = self._graph

@@ -116,7 +116,9 @@ def block_probability(
         ValueError: as in :func:`shared_inclusion_probability`, or ``draw_block`` < 1.
     """
     if draw_block < 1:
-        raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {draw_block!r}")
+        raise ValueError(
+            f"draw_block must be an integer >= 1 (consecutive batches that share draws), got {draw_block!r}"
+        )
     of_block = check_batch_size(batch_size) * draw_block
     if shared_draws is not None:
         return shared_inclusion_probability(graph, seeds, num_neighbors, of_block, include_seeds=include_seeds)

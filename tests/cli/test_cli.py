@@ -118,7 +118,7 @@ def test_sums_are_counted_with_partial_aggregation_only(capsys, tmp_path, datase
     assert cli.main([*call, "--partial-aggregation", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
-    assert "send_as makes them travel in another; leave one of them out" in capsys.readouterr().err
+    assert "send_as sends them in another; leave one of them out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
     assert "--partial-aggregation cannot be combined with --replace" in capsys.readouterr().err
 

@@ -51,10 +51,10 @@ RIGHT: dict[str, tuple[Tensor, Tensor, float]] = {
 
 #: name -> prediction, y, and the error's words
 WRONG: dict[str, tuple[Tensor, Tensor, str]] = {
-    "a column of scores": (torch.randn(6, 1), BINARY, r"y \[6\], with values that are no integers; .* pass out > 0"),
-    "a column of scores, a column": (torch.randn(6, 1), BINARY[:, None], r"prediction \[6, 1\] and y \[6, 1\], with values"),
-    "one score each": (torch.rand(6), BINARY, "values that are no integers"),
-    "several labels": (torch.randn(6, 3), torch.randint(2, (6, 3)), "values that are no integers"),
+    "a column of scores": (torch.randn(6, 1), BINARY, r"y \[6\], where prediction has fractions; .* pass out > 0"),
+    "a column of scores, a column": (torch.randn(6, 1), BINARY[:, None], r"prediction \[6, 1\] and y \[6, 1\], where prediction"),
+    "one score each": (torch.rand(6), BINARY, "prediction has fractions"),
+    "several labels": (torch.randn(6, 3), torch.randint(2, (6, 3)), "prediction has fractions"),
     "several labels of other number": (torch.randn(6, 3), torch.randint(2, (6, 2)), r"got prediction \[6, 3\] and y \[6, 2\]"),
     "as many vertices as labels": (torch.randn(6, 3), torch.randint(2, (6, 6)), r"got prediction \[6, 3\] and y \[6, 6\]"),
     "fewer predictions": (PREDICTED[:1], CLASSES, r"prediction must be classes .*got prediction \[1\] and y \[6\]"),
@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[Tensor, Tensor, str]] = {
     "one label": (SCORES, CLASSES[:1], r"got prediction \[6, 3\] and y \[1\]"),
     "a label without a dimension": (SCORES[0], CLASSES[0], r"got prediction \[3\] and y \[\]"),
     "labels as a row": (SCORES, CLASSES[None], r"got prediction \[6, 3\] and y \[1, 6\]"),
-    "one of hot": (SCORES, torch.nn.functional.one_hot(CLASSES), "values that are no integers"),
+    "one of hot": (SCORES, torch.nn.functional.one_hot(CLASSES), "prediction has fractions"),
     "a dimension more": (SCORES[:, None], CLASSES, r"got prediction \[6, 1, 3\] and y \[6\]"),
 }  # fmt: skip
 

@@ -128,7 +128,7 @@ def test_torchrun_under_srun_and_manual_variables_are_used_if_consistent():
         ),
         (
             {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
-            "runs in the shell of SLURM's job 12, which has 8 tasks, but is none of them; start it with srun",
+            "runs in the shell of SLURM's job 12, which has 8 tasks, but it is not one of the tasks; start it with srun",
         ),
     ],
 )  # fmt: skip

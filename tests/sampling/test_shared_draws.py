@@ -423,7 +423,7 @@ def test_impossible_options_are_refused():
     refused(r"shared_draws='batch' excludes weight_attr.*leave one", shared_draws="batch", weight_attr="weight")
     for block in (0, -3, 1.5, "64", None):
         refused(
-            r"shared_draws\['block'\] must be an integer >= 1 \(batches that draw alike\)",
+            r"shared_draws\['block'\] must be an integer >= 1 \(consecutive batches that share draws\)",
             shared_draws={"block": block},
         )
     other = PyGLoader(random_data(60, 300), [2]).node_sampler

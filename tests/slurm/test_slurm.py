@@ -404,7 +404,7 @@ def test_a_process_without_srun_learns_that_it_is_not_a_rank(slurm, folder):
     job = run(slurm, script)
     assert job.state == "FAILED"
     assert (
-        f"runs in the shell of SLURM's job {job.id}, which has 2 tasks, but is none of them; start it with srun"
+        f"runs in the shell of SLURM's job {job.id}, which has 2 tasks, but it is not one of the tasks; start it with srun"
         in job.log
     )
 

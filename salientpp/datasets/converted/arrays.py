@@ -77,7 +77,7 @@ class StoredArray:
         num_rows, rest = divmod(path.stat().st_size, row_bytes)
         if rest:
             raise ValueError(
-                f"{path} has no header of numpy, so it must hold rows of {dtype} {list(row_shape)}, but ends {rest} bytes after row {num_rows}; copy it again"
+                f"{path} has no header of numpy, so it must have rows of {dtype} {list(row_shape)}, but has {rest} bytes after row {num_rows}; copy it again"
             )
         return cls(path, None, str(path), (num_rows, *row_shape), dtype, False, 0)
 
@@ -164,7 +164,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> EdgeSource:
     for array in arrays if len(forms) == 2 else ():
         if array.shape == (2, 2):
             raise ValueError(
-                f"{array.name} [2, 2] may be [2, E] or [E, 2], and the other files of edges have different forms; save all in one form"
+                f"{array.name} has shape [2, 2], which may mean [2, E] or [E, 2], and the other files of edges have both shapes; save all files in one of them"
             )
     are_wide = [array.shape[0] == 2 if array.shape != (2, 2) else forms != {False} for array in arrays]
     sizes = [array.shape[is_wide] for array, is_wide in zip(arrays, are_wide)]

@@ -55,7 +55,7 @@ def write_column(
             elif (values.dtype, values.shape[1:]) != (writer.dtype, writer.row_shape):
                 before = f"{str(writer.dtype).removeprefix('torch.')} {list(writer.row_shape)}"
                 raise ValueError(
-                    f"{piece.where(0)}: {name} must have rows of {before} as before it, got {form(values[0])}; write all rows with one dtype and shape"
+                    f"{piece.where(0)}: {name} must have rows of {before}, as earlier rows, got {form(values[0])}; write all rows with one dtype and shape"
                 )
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
                 raise ValueError(

@@ -93,7 +93,7 @@ def read(file: Path) -> Any:
         return read_torch_file(
             file,
             refused=lambda needed: (
-                f"not read, since it holds more than tensors and plain containers ({needed}), which could run code. If you trust it, load it "
+                f"not read, since it holds more than tensors and plain containers ({needed}), and reading it could run code. If you trust it, load it "
                 f"once in Python with torch.load({str(file)!r}, weights_only=False), and save only tensors and plain containers with torch.save"
             ),
             map_tensors=True,
@@ -173,7 +173,7 @@ def read_pickles(file: Path) -> Iterator[Any]:
         raise unreadable(f"{file}:", error) from error
     except _Refused as error:
         raise ValueError(
-            f"{file}: not read, since it holds more than tensors and plain values ({error}), which could run code"
+            f"{file}: not read, since it holds more than tensors and plain values ({error}), and reading it could run code"
         ) from error
     except (
         Exception

@@ -338,7 +338,7 @@ MISTAKES = {
     "rows cut short": (
         "igb",
         _header_lost,
-        r"has no header of numpy, so it must hold rows of float32 \[1024\], but ends 904 bytes after row 1",
+        r"has no header of numpy, so it must have rows of float32 \[1024\], but has 904 bytes after row 1",
     ),
     "another number of classes": ("igb,classes=20", None, r"classes must be 19 or 2983, got '20'"),
     "another parameter": (

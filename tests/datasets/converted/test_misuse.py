@@ -141,11 +141,11 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
     # dtypes of later files
     "labels int64, then double": (
         rows("y", {"y": INTS[:3]}, {"y": INTS[3:].astype(float)}),
-        r"t-1\.parquet, row 0: y must have rows of int64 \[\] as before it, got float64 \[\]; write all rows with one dtype",
+        r"t-1\.parquet, row 0: y must have rows of int64 \[\], as earlier rows, got float64 \[\]; write all rows with one dtype",
     ),
     "rows float32, then float64": (
         rows("nodes", {"x": _lists(_LISTS)[:3]}, {"x": _lists(pa.list_(pa.float64()))[3:]}),
-        r"t-1\.parquet, row 0: x must have rows of float32 \[2\] as before it, got float64 \[2\]",
+        r"t-1\.parquet, row 0: x must have rows of float32 \[2\], as earlier rows, got float64 \[2\]",
     ),
     "numbers int32, then int64": (
         rows("nodes", {"age": INTS[:3].astype(np.int32)}, {"age": INTS[3:]}),
@@ -575,7 +575,7 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
             [np.save(folder / f"a-{at}.npy", np.zeros(shape, int)) for at, shape in enumerate([(2, 3), (3, 2), (2, 2)])]
             and f"edges:{folder}/a-*.npy,num_vertices=6"
         ),
-        r"a-2\.npy \[2, 2\] may be \[2, E\] or \[E, 2\]",
+        r"a-2\.npy has shape \[2, 2\], which may mean \[2, E\] or \[E, 2\]",
     ),
     "a header in the first of two files": (
         lambda folder: (
