@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_json, json_of
+from salientpp.cli.shared_arguments import add_json, directory_of, json_of
 
 HELP = "describe a dataset directory or a converted graph, and check its files"
 EXAMPLE = "salientpp info DIR"
@@ -17,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Describe a dataset directory or a converted graph, and check its files."
     parser.add_argument(
         "root",
-        type=_directory_of,
+        type=directory_of,
         help="dataset directory that `salientpp partition` wrote, or output of `salientpp convert`",
     )
     parser.add_argument(
@@ -26,12 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare every byte with its checksum, instead of sizes and sampled checksums",
     )
     add_json(parser, "the description")
-
-
-def _directory_of(text: str) -> Path:
-    """Returns the directory of a path, or of the name of a converted graph: ``converted:DIR``."""
-    kind, _, path = text.partition(":")
-    return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ from salientpp.versions import check_versions
 
 #: Subcommands by their purpose, in the order of the help.
 GROUPS = {
-    "start": ("demo",),
+    "start": ("demo", "doctor"),
     "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm",),

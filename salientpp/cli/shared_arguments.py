@@ -62,6 +62,12 @@ def json_of(arguments: argparse.Namespace) -> dict[str, Path]:
     return files
 
 
+def directory_of(text: str) -> Path:
+    """Returns the directory of a path, or of the name of a converted graph: ``converted:DIR``."""
+    kind, _, path = text.partition(":")
+    return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)
+
+
 def add_data(parser: Any) -> None:
     parser.add_argument(
         "--data", type=Path, default=Path("data"), metavar="DIR", help="directory of OGB datasets (default: data)"

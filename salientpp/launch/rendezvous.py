@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import itertools
 import json
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -29,6 +27,7 @@ import torch.distributed as dist
 
 from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
+from salientpp.launch.interfaces import address_of, addresses_of
 from salientpp.ranks.greeting import (
     DifferentVersions,
     compare_greetings,
@@ -42,8 +41,7 @@ from salientpp.suggestions import suggest_arguments
 #: Number of the next meeting. Ranks may meet several times in one process, each time in a separate file.
 _meetings = itertools.count()
 
-#: Linux's request for the address of an interface, and the number of ranks that may be connecting at once.
-_SIOCGIFADDR = 0x8915
+#: Number of ranks that may be connecting at once.
 _BACKLOG = 4096
 
 _PREFIX = "salientpp/meeting"
@@ -303,7 +301,7 @@ def _listen(launch: Launch) -> tuple[socket.socket, str]:
     if launch.ranks_per_host == launch.world_size:
         return _bound("127.0.0.1"), "127.0.0.1"
     name = socket.gethostname()
-    for address in filter(None, [_address_of(interface)] if interface else _addresses_of(name)):
+    for address in filter(None, [address_of(interface)] if interface else addresses_of(name)):
         with contextlib.suppress(OSError):
             return _bound(address), address
     return _bound(""), name
@@ -314,30 +312,6 @@ def _bound(address: str) -> socket.socket:
     dual = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual or ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
-
-
-def _address_of(interface: str) -> str:
-    """Returns the IPv4 address of a network interface; '' if it has none, or does not exist."""
-    import fcntl  # not available on every system
-
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    return ""
-
-
-def _addresses_of(name: str) -> list[str]:
-    """Returns the addresses of a host name, except those that other hosts cannot reach."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [
-        address
-        for address in addresses
-        if not (ip := ipaddress.ip_address(address.partition("%")[0])).is_loopback and not ip.is_link_local
-    ]
 
 
 def _publish(file: Path, text: str) -> None:
