@@ -150,6 +150,6 @@ class Job:
 
     @cached_property
     def vip(self) -> Sequence[Mapping[str | None, Tensor]]:
-        """Scores of 'vip', by unit and vertex type float32 [N]."""
+        """Scores of vertices by the policy 'vip': for each unit a mapping from vertex types to float32 [N]."""
         known: list[Any] = [{None: each.vip} for each in self.workloads]
         return known or [scores_of(basis, "vip") for basis in self.units]

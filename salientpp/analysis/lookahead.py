@@ -35,7 +35,7 @@ class Known:
 
     Attributes:
         shape: shape of the cache; None if the cache stays static.
-        refused: why the cache stays static; None if it does not, or if a static cache was asked for.
+        refused: why the cache stays static although lookahead was asked for; else None.
         num_static: rows of the static cache.
         predicted, static, best: forecasts of rows per batch with the window, with a static cache, and with all future batches known.
         rows: rows fetched in each counted epoch, if the cache is not static.

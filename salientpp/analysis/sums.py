@@ -34,8 +34,8 @@ class SumTraffic:
     Attributes:
         wire: bytes of a row and of the ids that move with it.
         moved: for each case, the totals of all epochs.
-        asks: for each case, True if 'auto' uses sums; empty before :meth:`finish`. Other ranks make the sums that a rank fetches, and its host makes those for
-            the device.
+        asks: for each case, True if 'auto' uses sums; empty before :meth:`finish`. Other ranks compute the sums that a
+            rank fetches. Its host computes the sums for the device.
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:

@@ -41,8 +41,8 @@ _ENTRIES = 4096
 class Reached:
     """Progress of an epoch: the number of ``batches`` delivered.
 
-    ``ended``: the user's loop was told that there are no more. ``rounds``: number of rounds delivered, if the user
-    receives whole rounds. None: it follows from the number of batches.
+    ``ended``: the user's loop was told that the epoch has no more batches. ``rounds``: number of rounds delivered, if
+    the user receives whole rounds. None: the number of batches gives it.
     """
 
     epoch: int

@@ -330,7 +330,7 @@ class Problem:
         return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
 
     def solve(self, budget: float = inf) -> Decision:
-        """Returns a fast choice whose memory fits into ``budget`` bytes. No :meth:`pure` choice that fits is faster."""
+        """Returns a choice within ``budget`` bytes of memory, not slower than any :meth:`pure` choice within it."""
         pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
         if not self.may_recompute:
             del pure[2]

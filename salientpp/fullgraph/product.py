@@ -156,8 +156,9 @@ def _exchanged_sums(
         source, target, value: edges [e] from global ids of other ranks' vertices to local numbers, with their values.
 
     Returns:
-        A matrix [s, num_inner], which computes this rank's sums for others. The keys ``owner * num_inner + target`` of
-        the sums that it gets, int64 [t], ascending. How many sums it gets from each owner, and computes for each rank.
+        * A matrix [s, num_inner], which computes the sums that this rank sends.
+        * The keys ``owner * num_inner + target`` of the sums that it gets, int64 [t], ascending.
+        * The numbers of sums that it gets from each rank, and that it sends to each rank.
     """
     ranks, number = graph.ranks, graph.num_inner
     owner = graph.owner(source)

@@ -239,10 +239,10 @@ _asking, _counting = 0, threading.RLock()
 
 
 def return_freed_blocks() -> None:
-    """Makes the C library return freed large blocks to the system.
+    """Makes the C library return freed large blocks to the system, until :func:`keep_freed_blocks` is called as often.
 
-    :func:`keep_freed_blocks` ends the effect of one call. By default glibc keeps freed blocks of up to 32 MiB for later
-    use. Rows of layers and pieces of other sizes then fragment them: a 14-layer model took 3 times its tensors' bytes.
+    By default glibc keeps freed blocks of up to 32 MiB for later use. Tensors of other sizes then fragment these
+    blocks: a 14-layer model took 3 times its tensors' bytes.
     """
     global _asking
     with _counting:

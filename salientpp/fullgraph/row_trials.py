@@ -45,7 +45,7 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Makes a family, and draws the rows of its two trials, ``sizes`` rows.
+        """Makes a family, and draws the rows of its two trials. ``sizes``: their numbers of rows.
 
         The first trial has only the compared rows. An empty selection of vertices needs no trials. A graph without
         edges is tried with rows of zeros.

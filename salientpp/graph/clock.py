@@ -94,7 +94,9 @@ class Clock:
         return torch.where(first > now, -(2**63), first)  # a difference below int64 has wrapped
 
     def check_ends(self, time: Tensor, name: str) -> None:
-        """Checks the times at which windows end. Integer times have no place for a fraction, so a window would begin too early.
+        """Checks the times at which windows end.
+
+        Integer times would drop a fraction, so a window would begin too early.
 
         Raises:
             ValueError: a time has a fraction, but the graph's times are integers.

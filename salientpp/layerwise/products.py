@@ -112,7 +112,7 @@ class Product:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks that pass for each group."""
+        """Number of blocks of rows that are read for each group of targets."""
         return -(-self.places.num_own // self._block_rows) + len(self._halo_blocks)
 
     def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:

@@ -59,7 +59,7 @@ class PaddedLoader(EngineLoader):
 
     @lazy
     def _bytes_of_fixed(self) -> tuple[int, int]:
-        """Two numbers of bytes: a padded batch's, and those of the batch together with the tensors it is made from."""
+        """Bytes of a padded batch, and bytes of the batch together with the tensors from which it is made."""
         epochs = self._bookmark.epochs
         turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
         return padded_bytes(self._padding, self.engine.producer, turns[0] if turns else None)

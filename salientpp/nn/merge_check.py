@@ -208,7 +208,7 @@ class _Halves:
         return value.plain() if isinstance(value, Marked) else _mapped(self.plain, value)
 
     def merged(self, value: Any) -> Any:
-        """Returns a model's argument for the second form: marked, and without the rows that sums replace."""
+        """Returns a model's argument in the form with sums: marked, and without the rows that sums replace."""
         if isinstance(value, Marked):
             rows = self._cut(value.plain(), value.role)
             return mark(rows, self.marked, value.role, value.level, given=value.is_given)

@@ -71,7 +71,7 @@ class Planned:
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: TrimPlan, functions: tuple[str, ...]) -> None:
-        """Extends this plan by one of a call with ``functions`` in another order, so that it holds for both."""
+        """Extends this plan by ``plan`` of a call with ``functions`` in another order. It then holds for both calls."""
         if self.plan is None or self.functions is None:
             return
         same = [call.layer for call in plan] == [call.layer for call in self.plan]

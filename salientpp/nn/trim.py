@@ -476,7 +476,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns what a model may branch on inside a container. Large numbers are taken for sizes, so only their type is returned."""
+    """Returns what a model may branch on for a value in a container: of a large number, maybe a size, only the type."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)

@@ -218,7 +218,7 @@ def _modules_in(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _is_generated(kind: Any, function: Any, original: Any) -> bool:
-    """Returns True if a method is PyG's: the one of ``MessagePassing``, or the code that PyG generates for a class."""
+    """Returns True if PyG defines a method: in ``MessagePassing``, or in code that PyG generates for a class."""
     return function is original or getattr(function, "__module__", "") in _generated_files(kind, original.__name__)
 
 

@@ -94,7 +94,7 @@ def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_
 
 
 def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterator[Lists]:
-    """Yields the lists, keeping only edges that are among the heaviest of at least one end."""
+    """Yields the lists, with only those edges that are among the heaviest edges of at least one of their ends."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weights)
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])

@@ -166,7 +166,7 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """Offsets of the ranges of parts whose seeds ranks visit: the first part of each range, then K."""
+        """First part of each range of parts whose seeds the same ranks visit, then the number of parts."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property

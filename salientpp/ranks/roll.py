@@ -77,7 +77,7 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Leaves this rank's mistake as its answer to the roll call. ``astray``: :func:`go_astray` left it."""
+        """Leaves this rank's mistake as its answer to the roll call. ``astray``: :func:`go_astray` noted it first."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:

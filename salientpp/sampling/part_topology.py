@@ -247,7 +247,7 @@ class PartTopology(Topology):
         return _Places(ids.numel(), home, remote)
 
     def _held(self, number: int, places: _Places) -> Iterator[tuple[Tensor | None, Tensor, Lists]]:
-        """Yields positions of vertices (None: all), places of their lists, and the lists that hold them."""
+        """Yields positions of vertices (None: all), the places of their lists in an array of lists, and the array."""
         (position, row), bounds = places.home, self._bounds[number]
         if row.numel() and bounds.numel() == 1:
             yield position, row, self._lists[number][0]

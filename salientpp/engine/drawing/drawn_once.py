@@ -193,7 +193,7 @@ class DrawnOnce:
         return offer.words()
 
     def _give_up_blocks(self, but: int | None = None) -> None:
-        """Closes blocks that were taken or replaced. Of the others, keeps those of the last ``but`` batches."""
+        """Closes blocks that were taken or replaced, and other blocks except those of the last ``but`` batches."""
         but = self._most_left if but is None else but
         with self._lock:
             for _ in range(len(self._left)):

@@ -76,7 +76,7 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Returns the vertices of a split (or 'all') in the consecutive parts ``stored``: ascending global ids, int64."""
+    """Returns the vertices of a split (or 'all') that consecutive parts ``stored`` own: ascending global ids, int64."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
