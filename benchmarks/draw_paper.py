@@ -76,7 +76,7 @@ def draw_table1(result: Row) -> str:
     title = (
         f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles). Each line of a case keeps what the lines before it added; "
         "α stands for feature caching. "
-        "*Relative* is to full replication. *Feature memory* adds up all hosts, in copies of the features. "
+        "*Relative* compares with full replication. *Feature memory* adds up all hosts, in copies of the features. "
         f"Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
     more = as_file("paper-steps", "**2, 4 and 8 hosts.**", header, lines)
@@ -123,7 +123,7 @@ def draw_lookahead(result: Row) -> str:
         for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* is to full replication. "
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* compares with full replication. "
         "*Turn by turn* is the median of the ratios to full replication's epoch in the same turn (smallest to largest). "
         f"Rows and bytes are means of all epochs. They are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
@@ -158,7 +158,7 @@ def draw_partial(result: Row) -> str:
         for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* is to full replication. "
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* compares with full replication. "
         f"Rows, sums and bytes are means of all epochs. They are as predicted in {exact} of {len(result['rows'])} lines."
     )
     return joined(title, table(header, lines), draw_rates(result), source(result))

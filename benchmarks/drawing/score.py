@@ -29,7 +29,7 @@ def draw_score(result: Row) -> str:
     header = ["loader", "versions", "workers", "batches per s", "relative", "CPU s per batch", "first batch, s", "MiB"]
     title = (
         f"**Loaders** on `{result['graph']}`: {result['vertices']:,} vertices, {result['edges']:,} edges, {result['features']} features. Fanouts "
-        f"{result['fanouts']}, {result['batch_size']:,} seeds per batch. Memory is beyond the arrays of the graph."
+        f"{result['fanouts']}, {result['batch_size']:,} seeds per batch. Memory does not include the arrays of the graph."
     )
     failed = [f"* {row.get('name', row['file'])}: {row['failed']}" for row in result["rows"] if "failed" in row]
     absent = ["\n".join(["Without figures:", "", *dict.fromkeys(failed)])] if failed else []

@@ -143,7 +143,7 @@ def draw_fixed_shapes(result: Row) -> str:
     ]
     places = [header.index(name) for name in shown]
     short = [[line[place] for place in places] for line in lines if line[1] == "vertices"]
-    more = as_file("batch-sizes", "**All figures**, of edges too.", header, lines)
+    more = as_file("batch-sizes", "**All figures**, also those of edges.", header, lines)
     return joined(title, table(shown, short, left=2), more, source(result))
 
 
