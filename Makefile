@@ -170,9 +170,9 @@ $(VENV)/docs/installed: docs/requirements.txt
 	$(VENV)/docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	touch $@
 
-# Every page of the site in Debian's chromium, as on a desktop and on a phone. Without chromium the tests skip, or fail if FAIL_WITHOUT_BROWSER is set.
+# Every page of the site, and pages of reports, in Debian's chromium, as on a desktop and on a phone. Without chromium the tests skip, or fail if FAIL_WITHOUT_BROWSER is set.
 test-site: build docs
-	$(BIN)/python -m pytest -m browser tests/project/test_site.py
+	$(BIN)/python -m pytest -m browser tests/project/test_site.py tests/report
 
 build: $(VENV)/built
 

@@ -33,6 +33,7 @@ GROUPS = {
     "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm",),
+    "after a run": ("report",),
 }
 #: Options of other libraries, and words of this package's functions -> the option of the command.
 MEANT = {

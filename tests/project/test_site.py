@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from browser import chromium, opened_tab
+from browser import opened_tab, profile  # noqa: F401  the fixture is used by name
 
 pytestmark = pytest.mark.browser
 
@@ -108,7 +107,7 @@ def served(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def visit(site: Path, pages: list[str], profile: Path) -> dict[str, Seen]:
+def visit(site: Path, pages: list[str], profile: Path) -> dict[str, Seen]:  # noqa: F811
     """Opens pages of a site at each width."""
 
     async def all_pages(base: str) -> dict[str, Seen]:
@@ -139,17 +138,8 @@ def sections() -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture
-def profile(tmp_path) -> Path:
-    if chromium() is None:
-        assert not os.environ.get("FAIL_WITHOUT_BROWSER"), "FAIL_WITHOUT_BROWSER is set, but chromium is not installed"
-        pytest.skip("chromium is not installed")
-    (tmp_path / "profile").mkdir()
-    return tmp_path / "profile"
-
-
 @pytest.mark.parametrize("section", SECTIONS)
-def test_pages_fit_a_desktop_and_a_phone_without_errors_or_other_hosts(section, profile):
+def test_pages_fit_a_desktop_and_a_phone_without_errors_or_other_hosts(section, profile):  # noqa: F811
     assert (SITE / "index.html").is_file(), "run `make docs` first"
     pages = sections()[section]
     assert pages
@@ -160,7 +150,7 @@ def test_pages_fit_a_desktop_and_a_phone_without_errors_or_other_hosts(section, 
     assert [page for page, each in seen.items() if each.versions != 1] == []
 
 
-def test_faults_of_a_page_are_found(profile, tmp_path):
+def test_faults_of_a_page_are_found(profile, tmp_path):  # noqa: F811
     text = "long " * 40
     (tmp_path / "index.html").write_text(
         "<body style='margin: 0'><div class='md-content'>"

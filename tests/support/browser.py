@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 FLAGS = [
     "--headless",
@@ -32,6 +35,16 @@ SECONDS = 300  # for one answer: only a hang takes longer
 def chromium() -> str | None:
     """Path of an installed Chromium, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """An empty folder for a profile. Without Chromium the test is skipped, or fails if FAIL_WITHOUT_BROWSER is set."""
+    if chromium() is None:
+        assert not os.environ.get("FAIL_WITHOUT_BROWSER"), "FAIL_WITHOUT_BROWSER is set, but chromium is not installed"
+        pytest.skip("chromium is not installed")
+    (tmp_path / "profile").mkdir()
+    return tmp_path / "profile"
 
 
 @dataclass

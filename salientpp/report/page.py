@@ -1,0 +1,223 @@
+"""Makes a page: one HTML file with its charts, their script and their numbers, which needs no other file.
+
+Charts are Vega-Lite specifications. The script that draws them comes from the package ``vl-convert-python`` and is a part of the page. Texts and
+axes take their colours from the page's style, which has a light and a dark variant; the colours of data suit both.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from salientpp.display import Table
+from salientpp.display import html as html_of
+
+#: Colours that differ for readers who confuse red and green, on white and on black.
+COLOURS = ("#7a8aa0", "#b9c3d0", "#e08214", "#8e6bbf", "#c7a500", "#d1495b", "#3aa6a6", "#4c78a8", "#a3a3a3")
+
+_STYLE = """
+:root{color-scheme:light dark;--page:#fff;--text:#1c2330;--dim:#5b6575;--line:#d9dee6;--box:#f4f6f9;--lead:#e8eefc;--mark:#2f5bd0}
+@media screen and (prefers-color-scheme:dark){
+:root{--page:#14171c;--text:#e6e9ee;--dim:#a2abb8;--line:#343b46;--box:#1c2027;--lead:#1d2840;--mark:#8fb0ff}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1080px;padding:16px;background:var(--page);color:var(--text);font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.35rem;margin:.2em 0 .5em}h2{font-size:1.15rem;margin:2em 0 .4em}h3{font-size:1rem;margin:1.4em 0 .3em}
+p{margin:.5em 0}.dim,caption,figcaption{color:var(--dim);font-size:.9rem}
+.lead{background:var(--lead);border-left:4px solid var(--mark);padding:10px 16px;font-size:1.15rem;border-radius:4px}
+code{font:.92em ui-monospace,monospace;background:var(--box);padding:1px 4px;border-radius:3px}.lead code{background:var(--page)}
+details{margin:.5em 0}summary{cursor:pointer;color:var(--mark);font-size:.92rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;margin:.5em 0;font-variant-numeric:tabular-nums}
+caption{text-align:left;padding:0 0 4px}th,td{padding:3px 10px 3px 0;text-align:right;border-bottom:1px solid var(--line);overflow-wrap:normal}
+th:first-child,td:first-child,.texts td,.texts th{text-align:left;vertical-align:top}th{font-weight:600;vertical-align:bottom}
+figure{margin:.6em 0}.chart,.chart.vega-embed{display:block;width:100%}.chart svg text{fill:var(--text)!important}
+.chart svg :is(.role-axis-grid,.role-axis-domain,.role-axis-tick) line{stroke:var(--line)!important}
+.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.88rem;padding:0;margin:.3em 0;list-style:none}
+.legend i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.35em}
+.vega-bindings{display:flex;flex-wrap:wrap;gap:6px 16px;margin:.3em 0}.vega-bind{font-size:.9rem}
+.vega-bind-name{margin-right:.4em;color:var(--dim)}.vega-bind :is(input,select){font:inherit;color:inherit;background:var(--box);
+border:1px solid var(--line);border-radius:4px;padding:2px 6px;max-width:60vw}
+#vg-tooltip-element{background:var(--box)!important;color:var(--text)!important;border:1px solid var(--line)!important;font:13px/1.4 system-ui!important}
+#vg-tooltip-element td{border:0;padding:1px 6px}#vg-tooltip-element td.key{color:var(--dim)!important}
+@media print{body{max-width:none;padding:0}.lead{border:1px solid var(--mark)}figure,tr{break-inside:avoid}h2,h3{break-after:avoid}
+.vega-bindings{display:none}}
+"""
+
+_DRAW = """
+for (const place of document.querySelectorAll(".chart")) {
+  const spec = JSON.parse(place.previousElementSibling.textContent);
+  vegaEmbed(place, spec, {actions: false, renderer: "svg", mode: "vega-lite", tooltip: {theme: "page"}})
+    .then(({view}) => {
+      place.view = view;
+      new ResizeObserver(() => view.resize().runAsync()).observe(place);
+      place.dataset.drawn = "yes";
+    });
+}
+"""
+#: Settings of every chart. ``container`` follows the width of the page.
+_SHARED = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+    "width": "container",
+    "background": None,
+    "autosize": {"type": "fit-x", "contains": "padding"},
+    "config": {
+        "axisX": {"labelOverlap": "greedy"},
+        "font": "system-ui,sans-serif",
+        "view": {"stroke": None},
+        "axis": {
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "gridColor": "#8884",
+            "labelSeparation": 8,
+        },
+        "bar": {"discreteBandSize": {"band": 0.72}},
+    },
+}
+
+
+def check_charts() -> None:
+    """Raises ImportError with instructions unless charts can be drawn."""
+    try:
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"a page needs vl-convert-python, which could not be imported ({error}): pip install 'salientpp[report]'"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, its numbers, and what its colours mean.
+
+    Attributes:
+        spec: Vega-Lite without the settings that all charts share.
+        table: all numbers of the chart.
+        colours: colour by meaning; empty if the chart needs no legend.
+        caption: a sentence below the chart.
+    """
+
+    spec: Mapping[str, Any]
+    table: Table
+    colours: Mapping[str, str]
+    caption: str = ""
+
+    def html(self) -> str:
+        entries = "".join(f'<li><i style="background:{c}"></i>{escape(name)}</li>' for name, c in self.colours.items())
+        legend = f'<ul class="legend">{entries}</ul>' if entries else ""
+        spec = json.dumps({**_SHARED, **self.spec}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        caption = f"<figcaption>{marked(self.caption)}</figcaption>" if self.caption else ""
+        numbers = details("Numbers of this chart", table(self.table))
+        return (
+            f'<figure>{legend}<script type="application/json">{spec}</script><div class="chart"></div>{caption}'
+            f"{numbers}</figure>"
+        )
+
+
+def _with_code(html: str) -> str:
+    """Returns HTML in which text between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
+
+
+def marked(text: str) -> str:
+    """Returns a text as HTML, with code between backticks."""
+    return _with_code(escape(text, quote=False))
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{marked(text)}</p>' if kind else f"<p>{marked(text)}</p>"
+
+
+def table(what: Table, texts: bool = False) -> str:
+    """Returns a table, which a narrow page scrolls. ``texts``: its cells are sentences, in which backticks mark code."""
+    made = html_of(what)
+    if not texts:
+        return f'<div class="wide">{made}</div>'
+    return f'<div class="texts">{_with_code(made)}</div>'
+
+
+def details(title: str, inner: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{inner}</details>"
+
+
+def section(title: str, *blocks: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{''.join(blocks)}</section>"
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns a colour for each name, the same for the same place."""
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+
+
+def colour_by(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
+    """Returns an encoding. The page draws the legend, since the legend of a chart is as wide on a phone as on a desktop."""
+    scale = {"domain": [*colours], "range": [*colours.values()]}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
+
+
+def tips(**fields: str) -> list[dict[str, str]]:
+    """Returns what is shown of a mark below the pointer: fields, with their titles and after a colon their number formats."""
+    split = {name: title.partition(":") for name, title in fields.items()}
+    return [
+        {"field": name, "title": title} | ({"format": form} if form else {}) for name, (title, _, form) in split.items()
+    ]
+
+
+def stacked_bars(
+    values: Sequence[Mapping[str, Any]], over: str, amount: tuple[str, str], colour: Mapping[str, Any],
+    shown: Sequence[Mapping[str, str]], across: bool = True, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the specification of stacked bars, one for each value of the field ``over``.
+
+    Args:
+        amount: field of the length, and its title.
+        shown: from :func:`tips`.
+        across: bars lie on their side, which leaves room for many.
+    """
+    bar: dict[str, Any] = {"field": over, "type": "ordinal", "title": over, "sort": None}
+    length: dict[str, Any] = {"field": amount[0], "type": "quantitative", "title": amount[1], "axis": {"format": "~s"}}
+    number = len({each[over] for each in values})
+    if not across:
+        bar["axis"] = {"labelAngle": 0}
+    height: Any = {"step": max(14, min(34, 640 // max(1, number)))} if across else 220
+    ends = ("y", "x") if across else ("x", "y")
+    encoding = dict(zip(ends, (bar, length))) | {"color": colour, "order": {"field": "order"}, "tooltip": [*shown]}
+    return {"data": {"values": values}, "height": height, "mark": "bar", "encoding": encoding, **more}
+
+
+def choice(name: str, label: str, values: Sequence[Any], first: Any = None) -> dict[str, Any]:
+    """Returns a parameter that the reader chooses from a list."""
+    return {
+        "name": name,
+        "value": values[0] if first is None else first,
+        "bind": {"input": "select", "options": [*values], "name": label},
+    }
+
+
+def page(title: str, lead: Sequence[str], sections: Sequence[str]) -> bytes:
+    """Returns the file. ``lead`` is the answer, which stands first."""
+    answer = "".join(paragraph(sentence) for sentence in lead)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+        f'<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1><div class="lead">{answer}</div>{"".join(sections)}'
+        f"<script>{_bundle()}</script><script>{_DRAW}</script></body></html>\n"
+    ).encode(errors="replace")
+
+
+@functools.cache
+def _bundle() -> str:
+    """Returns Vega, Vega-Lite and Vega-Embed (BSD-3-Clause), as one script."""
+    check_charts()
+    import vl_convert
+
+    # These would end the element that holds the script, or begin a comment there.
+    return (
+        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        .replace("</script", "<\\/script")
+        .replace("<!--", "<\\!--")
+    )

@@ -1,0 +1,170 @@
+"""Divides an epoch of each rank into parts: training, the transform, and the causes of waiting for batches.
+
+The parts of a rank add up to its seconds. Ranks move together, so a rank that waits for another seems as slow as the other. The parts
+therefore tell waiting for the network from waiting for slower ranks:
+
+* Messages of a rank need at least ``transfer`` seconds: its bytes, divided by the measured speeds of its links.
+* The rank that waits least for messages waits for the network only. The others wait at least as long for the network.
+* A rank's training step may take longer than the shortest one, while no other rank waits for it in the loader. Such a step waits for the
+  gradients of a slower rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import mean, median
+from typing import Any
+
+#: Parts of an epoch, and what pages call them.
+PARTS = {
+    "train": "training step",
+    "step_wait": "longer step: waits for other ranks",
+    "transform": "transform",
+    "sample": "sampling",
+    "rows": "taking rows",
+    "network": "network",
+    "others": "waiting for slower ranks",
+    "assemble": "assembling batches",
+    "rest": "rest",
+}
+_ROWS = ("gather_host_rows", "copy_to_device", "gather_device_rows")
+#: Stages of drawing from lists of other ranks.
+_ROUNDS = ("ask_sizes", "ask_lists", "draw_for_others", "answer_sizes", "answer_lists", "join_lists", "begin_to_wait")
+#: Stages of a process that has all rows.
+_ALONE = {"sample", "gather_host_rows", "assemble"}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank in one epoch.
+
+    Attributes:
+        numbers: numbers of the epoch, as ``loader.metrics()`` names them.
+        about: description of the loader.
+    """
+
+    number: int
+    numbers: Mapping[str, float]
+    about: Mapping[str, Any]
+
+    def of(self, name: str) -> float:
+        return float(self.numbers.get(name, 0.0))
+
+    @property
+    def batches(self) -> int:
+        return int(self.of("batches"))
+
+    @cached_property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage."""
+        names = [name for name in self.numbers if name.startswith("stage.") and name.endswith(".seconds")]
+        return {name.split(".")[1]: self.of(name) for name in names}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All ranks in one epoch, with the parts of each in seconds.
+
+    Attributes:
+        links: measured bytes per second, by the ranks that send and receive.
+        parts: parts by rank, in the order of ``ranks``.
+    """
+
+    ranks: Sequence[Rank]
+    links: Mapping[tuple[int, int], float]
+    parts: Sequence[Mapping[str, float]]
+
+    @classmethod
+    def of(cls, ranks: Sequence[Rank]) -> Job:
+        links: dict[tuple[int, int], float] = {}
+        for rank in ranks:
+            links |= {(int(a), int(b)): float(speed) for a, b, speed in rank.about.get("links") or ()}
+        return cls(ranks, links, _parts_of(ranks, links))
+
+    @cached_property
+    def seconds(self) -> float:
+        """Duration of the epoch."""
+        return max(rank.of("seconds") for rank in self.ranks)
+
+    @cached_property
+    def own(self) -> list[float]:
+        """Seconds of each rank without waiting for slower ranks."""
+        return [sum(parts.values()) - parts["others"] - parts["step_wait"] for parts in self.parts]
+
+    @cached_property
+    def slowest(self) -> int:
+        """Place of the rank whose own work takes longest: the epoch takes as long as this rank needs."""
+        return max(range(len(self.ranks)), key=lambda place: self.own[place])
+
+    def on_others(self, part: str, place: int) -> float:
+        """Median of a part over the other ranks; 0 if there are none."""
+        return median([each[part] for at, each in enumerate(self.parts) if at != place] or [0.0])
+
+    def expected(self, **changed: Sequence[float]) -> float:
+        """Returns the duration of the epoch if these parts took other seconds on each rank.
+
+        The slowest rank decides: the duration changes by the difference of the largest own work before and after.
+        """
+        after = [
+            own + sum(seconds[place] - self.parts[place][part] for part, seconds in changed.items())
+            for place, own in enumerate(self.own)
+        ]
+        return max(0.0, self.seconds - (max(self.own) - max(after)))
+
+    def with_links(self, links: Mapping[tuple[int, int], float]) -> Job:
+        """Returns the job with other speeds of links. Waiting for the network becomes shorter or longer in proportion."""
+        parts = []
+        for rank, each in zip(self.ranks, self.parts):
+            before, after = transfer_of(rank, self.links), transfer_of(rank, links)
+            parts.append({**each, "network": each["network"] * after / before if before else each["network"]})
+        return replace(self, links=links, parts=parts)
+
+
+def transfer_of(rank: Rank, links: Mapping[tuple[int, int], float]) -> float:
+    """Returns the seconds that a rank's bytes need on its links, if every other rank sends and gets an equal share of them."""
+    coming = [speed for (_, to), speed in links.items() if to == rank.number and speed > 0]
+    going = [speed for (source, _), speed in links.items() if source == rank.number and speed > 0]
+    received = rank.of("bytes.received") * mean(1 / speed for speed in coming) if coming else 0.0
+    sent = rank.of("bytes.sent") * mean(1 / speed for speed in going) if going else 0.0
+    return max(received, sent)
+
+
+def _parts_of(ranks: Sequence[Rank], links: Mapping[tuple[int, int], float]) -> list[dict[str, float]]:
+    busy = [rank for rank in ranks if rank.batches] or ranks  # a rank without seeds only answers the others
+    least = min(rank.of("peers.seconds") / max(1, rank.batches) for rank in busy)
+    step = min(rank.of("step.seconds") / max(1, rank.batches) for rank in busy)
+    found = [_of_rank(rank, least * rank.batches, transfer_of(rank, links)) for rank in ranks]
+    # A step that is longer than the shortest waits for a slower rank, unless other ranks wait for this one.
+    for place, (rank, parts) in enumerate(zip(ranks, found)):
+        longer = parts["train"] - step * rank.batches
+        waited = max((each["others"] for at, each in enumerate(found) if at != place), default=0.0)
+        if waited < longer / 2:
+            parts["train"], parts["step_wait"] = parts["train"] - longer, longer
+    return [{name: max(0.0, round(seconds, 9)) for name, seconds in parts.items()} for parts in found]
+
+
+def _of_rank(rank: Rank, least: float, transfer: float) -> dict[str, float]:
+    """Returns the parts of one rank. ``least``: seconds that every rank waits for messages; ``transfer``: seconds that its bytes need."""
+    wait, transform, peers = rank.of("wait.seconds"), rank.of("transform.seconds"), rank.of("peers.seconds")
+    stages = rank.stages
+    parts = dict.fromkeys(PARTS, 0.0) | {"train": rank.of("step.seconds"), "transform": min(transform, wait)}
+    inside = max(0.0, wait - transform)
+    if stages and set(stages) <= _ALONE:
+        # A thread may make whole batches ahead. The loop's waiting is then divided like the work of such threads.
+        works = {"sample": rank.of("work.draw.seconds") or stages.get("sample", 0.0)}
+        works["rows"] = rank.of("work.gather.seconds") or stages.get("gather_host_rows", 0.0)
+        works["assemble"] = max(0.0, stages.get("assemble", 0.0) - transform)
+    else:
+        network = min(peers, max(least, transfer))
+        works = {"sample": stages.get("sample", 0.0), "rows": sum(stages.get(name, 0.0) for name in _ROWS)}
+        rounds = sum(stages.get(name, 0.0) for name in _ROUNDS)
+        exchange = sum(stages.values()) - sum(works.values()) - rounds - transform
+        works |= {"network": network, "others": peers - network, "assemble": max(0.0, exchange - peers)}
+        works["sample"] += max(0.0, rounds - max(0.0, peers - exchange))
+    total = sum(works.values())
+    scale = inside / total if total > inside or (total and set(stages) <= _ALONE) else 1.0
+    parts |= {name: seconds * scale for name, seconds in works.items()}
+    parts["rest"] = max(0.0, rank.of("seconds") - sum(parts.values()))
+    return parts

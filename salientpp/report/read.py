@@ -1,0 +1,275 @@
+"""Reads the records that the loaders of a run wrote under ``SALIENTPP_TRACE_DIR``.
+
+Each loader of each process writes JSON lines to a file of its own. A description of the loader comes first. Then follow the spans of an epoch,
+the numbers of this epoch, and the same for each further epoch. A file may end anywhere, because a process may be killed. Spans are many. So the
+first pass reads only descriptions and numbers, and :func:`spans_of` later reads the spans of one epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Names of files of records: rank, host, process, and number of the loader in its process.
+_NAME = re.compile(r"loader\.global_rank_(\d+)\.(.+)-(\d+)-(\d+)\.jsonl")
+VARIABLE = "SALIENTPP_TRACE_DIR"
+_AGAIN = f"train again with {VARIABLE}=DIR in the environment of every rank"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Time that one rank spent on one batch.
+
+    Attributes:
+        name: a stage, or 'next', 'train', 'transform', 'draw', 'gather' or 'peers'.
+        track: 'main', or the name of a thread.
+        batch: number of the batch in its epoch.
+        start: seconds since 1970, by the clock of the rank's host.
+    """
+
+    name: str
+    track: str
+    batch: int
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Numbers of one epoch on one rank, and the bytes of the file that hold its spans."""
+
+    numbers: Mapping[str, float]
+    place: tuple[int, int]
+    is_whole: bool = True
+
+
+@dataclass(frozen=True)
+class Log:
+    """Records of one loader on one rank.
+
+    Attributes:
+        loader: number of the loader in its process.
+        about: description of the loader.
+        started: time of the first record, in seconds since 1970.
+        epochs: epochs by their number. If one was begun several times, the last.
+    """
+
+    path: Path
+    rank: int
+    host: str
+    loader: int
+    about: Mapping[str, Any]
+    started: float
+    epochs: Mapping[int, Epoch]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of one loader on all ranks.
+
+    Attributes:
+        logs: records of each rank that has some, in the order of ranks.
+        ranks: number of ranks of the run.
+        others: numbers of other loaders with records.
+        notes: what is missing or was left aside, in sentences.
+    """
+
+    folder: Path
+    loader: int
+    logs: Sequence[Log]
+    ranks: int
+    others: Sequence[int] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def epochs(self) -> list[int]:
+        """Numbers of the epochs that any rank has begun."""
+        return sorted({number for log in self.logs for number in log.epochs})
+
+    def of_epoch(self, number: int | None = None) -> tuple[int, list[Log]]:
+        """Returns an epoch's number, and the logs that have this epoch.
+
+        Without ``number``, takes the last epoch that all ranks have finished. If there is none, takes the last that most ranks have.
+
+        Raises:
+            ValueError: no rank has this epoch.
+        """
+
+        def finished(each: int) -> tuple[bool, int, int]:
+            found = [log.epochs[each] for log in self.logs if each in log.epochs]
+            return len(found) == len(self.logs) and all(epoch.is_whole for epoch in found), len(found), each
+
+        known = self.epochs
+        if not known or (number is not None and number not in known):
+            words = f"one of {', '.join(map(str, known))}" if known else "at least one epoch"
+            given = "none" if number is None else number
+            raise ValueError(f"{self.folder}: expected {words} of loader {self.loader}, got {given}; choose another")
+        chosen = max(known, key=finished) if number is None else number
+        return chosen, [log for log in self.logs if chosen in log.epochs]
+
+
+def read_run(folder: Path, loader: int | None = None) -> Run:
+    """Reads the records of a folder, without spans.
+
+    Args:
+        loader: number of the loader in its process. None: the loader that took most time.
+
+    Raises:
+        ValueError: the folder has no records, or a file holds something else.
+        OSError: a file cannot be read.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: expected a directory with records of a run, got no directory; {_AGAIN}")
+    paths = [path for path in sorted(folder.iterdir()) if _NAME.fullmatch(path.name)]
+    if not paths:
+        raise ValueError(f"{folder}: expected files loader.global_rank_*.jsonl, got none; {_AGAIN}")
+    logs, notes = [], []
+    for path in paths:
+        log = _read_log(path)
+        if log is None:
+            notes.append(f"{path.name} has no whole line.")
+        else:
+            logs.append(log)
+    if not logs:
+        raise ValueError(f"{folder}: expected records, got {len(paths)} files without a whole line; {_AGAIN}")
+    seconds: dict[int, float] = {}
+    for log in logs:
+        spent = sum(epoch.numbers.get("seconds", 0.0) for epoch in log.epochs.values())
+        seconds[log.loader] = seconds.get(log.loader, 0.0) + spent
+    chosen = max(sorted(seconds), key=lambda number: seconds[number]) if loader is None else loader
+    if chosen not in seconds:
+        known = ", ".join(map(str, sorted(seconds)))
+        raise ValueError(f"{folder}: expected one of the loaders {known}, got {loader}; choose another --loader")
+    latest, ranks, more = _latest_run([log for log in logs if log.loader == chosen])
+    others = sorted(set(seconds) - {chosen})
+    if others:
+        words = "loader " if len(others) == 1 else "loaders "
+        notes.append(f"The folder also has records of {words}{', '.join(map(str, others))}; --loader shows them.")
+    return Run(folder, chosen, latest, ranks, others, (*notes, *more))
+
+
+def _latest_run(logs: Sequence[Log]) -> tuple[list[Log], int, list[str]]:
+    """Returns the last log of each rank among those with as many ranks as the latest log has, their number of ranks, and notes."""
+    in_order = sorted(logs, key=lambda log: log.started)
+    ranks = int(in_order[-1].about.get("ranks", 1))
+    found = {log.rank: log for log in in_order if log.about.get("ranks", 1) == ranks}
+    notes = []
+    if len(found) < len(logs):
+        notes.append(f"{len(logs) - len(found)} files of earlier runs were left aside; use one directory for each run.")
+    missing = sorted(set(range(ranks)) - set(found))
+    if missing:
+        notes.append(f"Records of {_words_of_ranks(missing)} are missing: the directory may be on another host.")
+    return [found[rank] for rank in sorted(found)], ranks, notes
+
+
+def _words_of_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _whole_lines(path: Path, first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields the whole lines between two places of a file, with the place after each."""
+    with path.open("rb") as file:
+        file.seek(first)
+        place = first
+        for line in file:
+            if not line.endswith(b"\n") or (last is not None and place >= last):
+                return
+            place += len(line)
+            yield place, line
+
+
+def _record(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if isinstance(record, dict) and isinstance(record.get("log_type_name"), str) and "time_us" in record:
+        return record
+    shown = line[:60].decode(errors="replace").strip()
+    raise ValueError(f"{path}: expected a record of a loader on each line, got {shown!r}; remove the file, or {_AGAIN}")
+
+
+def _read_log(path: Path) -> Log | None:
+    """Returns the records of a file, or None if it has no whole line."""
+    matched = _NAME.fullmatch(path.name)
+    assert matched is not None  # the caller has chosen such files
+    about: dict[str, Any] | None = None
+    epochs: dict[int, Epoch] = {}
+    started, begin, end, has_spans = 0.0, 0, 0, False
+    for end, line in _whole_lines(path):
+        if about is not None and b'"instant"' not in line:
+            has_spans = True
+            continue
+        record = _record(path, line)
+        context = record.get("context") or {}
+        if about is None:
+            if record["log_type_name"] != "loader":
+                kind = record["log_type_name"]
+                raise ValueError(f"{path}: expected a description of a loader on line 1, got {kind!r}; remove the file")
+            about, started, begin = context, record["time_us"] / 1e6, end
+        elif record["log_type_name"] == "epoch":
+            number = int(record.get("event_name") or context.get("epoch", len(epochs)))
+            epochs[number] = Epoch(_numbers(context), (begin, end))
+            begin, has_spans = end, False
+        else:
+            has_spans = True
+    if about is None:
+        return None
+    if has_spans:
+        # The process ended within this epoch, whose numbers are sums of its spans.
+        numbers = _numbers_of(list(_spans(path, (begin, end))))
+        if numbers["batches"]:
+            number = max(epochs) + 1 if epochs else 0
+            epochs[number] = Epoch(numbers, (begin, end), is_whole=False)
+    rank, host, _, loader = matched.groups()
+    return Log(path, int(rank), host, int(loader), about, started, epochs)
+
+
+def _numbers(context: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in context.items() if isinstance(value, (int, float)) and math.isfinite(value)}
+
+
+def spans_of(log: Log, epoch: int) -> list[Span]:
+    """Returns the spans of an epoch, in the order of their ends. Raises ValueError if a line is no record."""
+    return list(_spans(log.path, log.epochs[epoch].place))
+
+
+def _spans(path: Path, place: tuple[int, int]) -> Iterator[Span]:
+    for _, line in _whole_lines(path, *place):
+        record = _record(path, line)
+        name, value = record["log_type_name"], record.get("value")
+        if record.get("log_type") == "event" and name.endswith("_end") and isinstance(value, (int, float)):
+            seconds = value / 1e3
+            start = record["time_us"] / 1e6 - seconds
+            track, batch = str(record.get("task_name") or "main"), int(record.get("step") or 0)
+            yield Span(name.removesuffix("_end"), track, batch, start, seconds)
+
+
+#: Names of spans whose sums have other names among the numbers of an epoch than those of stages.
+_SUMS = {
+    "next": "wait.seconds",
+    "train": "step.seconds",
+    "transform": "transform.seconds",
+    "peers": "peers.seconds",
+    "draw": "work.draw.seconds",
+    "gather": "work.gather.seconds",
+}
+
+
+def _numbers_of(spans: Sequence[Span]) -> dict[str, float]:
+    """Returns those numbers of an epoch that its spans determine."""
+    found = dict.fromkeys(_SUMS.values(), 0.0)
+    for span in spans:
+        name = _SUMS.get(span.name, f"stage.{span.name}.seconds")
+        found[name] = found.get(name, 0.0) + span.seconds
+    found["stage.assemble.seconds"] = found.get("stage.assemble.seconds", 0.0) + found["transform.seconds"]
+    asked = [span for span in spans if span.name == "next"]
+    begun = min((span.start for span in asked), default=0.0)
+    seconds = max((span.start + span.seconds for span in asked), default=0.0) - begun
+    share = found["wait.seconds"] / seconds if seconds > 0 else 0.0
+    return found | {"batches": len(asked), "seconds": seconds, "wait.share": share}

@@ -1,0 +1,131 @@
+"""Chooses the spans of a timeline: as many as a page can hold, in tracks that can be read.
+
+Each rank has a row for the training loop, one for the stages of the pipeline, and one for each thread that draws or takes rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from salientpp.report.read import Log, Span, spans_of
+
+#: Most spans of a page, which takes about 120 bytes for each.
+MOST_SPANS = 5000
+#: Batches that the page shows first.
+SHOWN = 6
+#: Kinds of spans, by name of the span; other names are stages of the exchange.
+KINDS = {
+    "train": "training step",
+    "transform": "transform",
+    "sample": "sampling",
+    "draw": "sampling",
+    "gather": "taking rows",
+    "gather_host_rows": "taking rows",
+    "copy_to_device": "taking rows",
+    "gather_device_rows": "taking rows",
+    "peers": "waiting for other ranks",
+    "next": "next()",
+}
+EXCHANGE = "other stages"
+#: Colours by kind, as in the chart of parts.
+COLOURS = {
+    "training step": "#7a8aa0",
+    "transform": "#e08214",
+    "sampling": "#8e6bbf",
+    "taking rows": "#c7a500",
+    "waiting for other ranks": "#3aa6a6",
+    EXCHANGE: "#4c78a8",
+    "next()": "#b9c3d0",
+}
+
+
+def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None) -> dict[str, Any]:
+    """Returns spans with their row, kind, batch, start and duration in ms, and says which were left out.
+
+    A span belongs to the batch that the loop asked for or trained with at that time (``at``), since a pipeline works ahead for later batches
+    (``batch``).
+
+    Raises:
+        ValueError: no rank has these batches.
+    """
+    spans = {log.rank: spans_of(log, epoch) for log in logs}
+    numbers = sorted({span.batch for of_rank in spans.values() for span in of_rank if span.name == "next"})
+    if not numbers:
+        return {"spans": [], "shown": [0, 0], "batches": [0, 0], "left_out": 0, "caption": ""}
+    first, last = (numbers[0], numbers[-1]) if batches is None else batches
+    inside: Sequence[int] = [number for number in numbers if first <= number <= last]
+    if not inside:
+        raise ValueError(
+            f"expected batches between {numbers[0]} and {numbers[-1]} of epoch {epoch}, got {first}:{last}; choose other --batches"
+        )
+    begun = min(span.start for of_rank in spans.values() for span in of_rank if span.name == "next")
+    found = [each for rank, of_rank in spans.items() for each in _of_rank(rank, of_rank, begun)]
+    if batches is None:
+        inside = _around_the_median(found, inside)
+    found = [each for each in found if inside[0] <= each["at"] <= inside[-1]]
+    total = len(found)
+    found = sorted(found, key=lambda each: each["ms"], reverse=True)
+    dropped, found = found[MOST_SPANS:], sorted(found[:MOST_SPANS], key=lambda each: (each["start"], -each["ms"]))
+    middle = inside[len(inside) // 2]
+    shown = [max(inside[0], middle - SHOWN // 2), min(inside[-1], middle + (SHOWN - 1) // 2)]
+    if batches is not None:
+        shown = [inside[0], inside[-1]]
+    words = [f"The page holds batches {inside[0]} to {inside[-1]} of {numbers[0]} to {numbers[-1]}."]
+    if len(inside) < len(numbers):
+        words.append("`--batches A:B` chooses others.")
+    if dropped:
+        share = sum(each["ms"] for each in dropped) / sum(each["ms"] for each in [*dropped, *found])
+        words.append(
+            f"{len(dropped):,} of {total:,} spans, those up to {dropped[0]['ms']:.3g} ms, are left out; they are {share:.1%} of the time."
+        )
+    words.append("Each rank has the clock of its own host.")
+    return {
+        "spans": found,
+        "shown": shown,
+        "batches": [inside[0], inside[-1]],
+        "left_out": len(dropped),
+        "caption": " ".join(words),
+    }
+
+
+def _of_rank(rank: int, spans: Sequence[Span], begun: float) -> list[dict[str, Any]]:
+    asked = sorted((span.start, span.batch) for span in spans if span.name == "next")
+    starts = [start for start, _ in asked]
+    threads = sorted({span.track for span in spans if span.track != "main"})
+    rows = {track: f"{rank} thread {place + 1}" for place, track in enumerate(threads)}
+    found = []
+    for span in spans:
+        place = bisect_right(starts, span.start) - 1
+        row = f"{rank} loop" if span.name in ("next", "train") else rows.get(span.track, f"{rank} stages")
+        found.append(
+            {
+                "row": row,
+                "name": span.name,
+                "kind": KINDS.get(span.name, EXCHANGE),
+                "batch": span.batch,
+                "at": asked[max(0, place)][1] if asked else span.batch,
+                "start": round((span.start - begun) * 1e3, 3),
+                "ms": round(span.seconds * 1e3, 4),
+            }
+        )
+    return found
+
+
+def _around_the_median(spans: Sequence[dict[str, Any]], batches: Sequence[int]) -> Sequence[int]:
+    """Returns as many batches around the middle one as have no more spans than a page can hold, at least one."""
+    count = dict.fromkeys(batches, 0)
+    for span in spans:
+        if span["at"] in count:
+            count[span["at"]] += 1
+    first = last = len(batches) // 2
+    total = count[batches[first]]
+    while first > 0 or last < len(batches) - 1:
+        more = [place for place in (first - 1, last + 1) if 0 <= place < len(batches)]
+        place = min(more, key=lambda each: abs(each - len(batches) // 2))
+        total += count[batches[place]]
+        if total > MOST_SPANS:
+            break
+        first, last = min(first, place), max(last, place)
+    return batches[first : last + 1]

@@ -1,0 +1,164 @@
+"""Laws of the verdict: each cause is named where it is, with its rank, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from traces import Times, ranks_of
+
+from salientpp.report.causes import FEW, rounded_up, seconds, verdict_of
+from salientpp.report.parts import PARTS, Job, transfer_of
+
+FAST = Times()
+#: Cached rows, and the remote rows that such a cache leaves.
+FORECAST = [[0, 200_000], [1000, 180_000], [20_000, 120_000], [60_000, 60_000], [300_000, 1000]]
+BYTES = Times(received=3e7, network=0.3, speed=1e8)
+
+
+def links(ranks: int, slow: dict[tuple[int, int], float]) -> dict:
+    """Description of ranks whose links give 1 GB/s, except some."""
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    return {"links": [[a, b, slow.get((a, b), 1e9)] for a, b in pairs]}
+
+
+def with_links(ranks: int, slow: dict[tuple[int, int], float]) -> list[Times]:
+    return [Times(received=3e7, network=0.3, about=links(ranks, slow))] * ranks
+
+
+def ring(ranks: int, slow: dict[tuple[int, int], float]) -> list[Times]:
+    """Ranks of which only the links to the next were measured."""
+    speeds = [[a, (a + 1) % ranks, slow.get((a, a + 1), 1e9)] for a in range(ranks)]
+    return [Times(received=3e7, network=0.3, about={"links": speeds})] * ranks
+
+
+#: Name -> ranks, cause, rank that is named, a part of the advice.
+CASES = {
+    "transform of one rank": ([FAST, Times(transform=0.3), FAST], "transform", 1, "before training"),
+    "transform of every rank": ([Times(transform=0.3)] * 3, "transform", None, "before training"),
+    "transform without other ranks": ([Times(transform=0.3)], "transform", None, "before training"),
+    "sampling": ([Times(sample=0.2)] * 2, "sampling", None, "`num_workers=2` instead of 1"),
+    "sampling of one rank": ([Times(sample=0.3), FAST], "sampling", 0, "`num_workers=2`"),
+    "rows of one rank": ([FAST, Times(rows=0.3)], "rows", 1, "salientpp copy-to-disk"),
+    "rows of every rank": ([Times(rows=0.3)] * 2, "rows", None, '`read_ahead="2GiB"`'),
+    "links of one rank": ([BYTES, Times(received=3e7, network=0.3, speed=1e7), BYTES], "slow_link", 1, "salientpp doctor"),
+    "sending of one rank": (with_links(3, {(2, 0): 1e7, (2, 1): 1e7}), "slow_link", 2, "another host"),
+    "receiving of one rank": (with_links(4, {(a, 2): 1e7 for a in (0, 1, 3)}), "slow_link", 2, "another host"),
+    "both directions of one rank in a ring": (ring(10, {(3, 4): 1e7, (4, 5): 1e7}), "slow_link", 4, "another host"),
+    "one of two directions": (with_links(2, {(1, 0): 1e7}), "slow_link", 1, "another host"),
+    "small cache": ([Times(**{**vars(BYTES), "about": {"cache_forecast": FORECAST}})] * 3, "small_cache", None, '`memory="31MB"`'),
+    "many bytes": ([BYTES] * 3, "many_bytes", None, "`send_as`"),
+    "messages": ([Times(received=3e5, network=0.3, speed=1e8)] * 3, "messages", None, "larger `batch_size`"),
+    "batches of one rank": ([FAST, Times(batches=80), FAST], "uneven", 1, "partition"),
+    "slow machine": ([FAST, Times(train=0.25, transform=0.08, sample=0.05, rows=0.05), FAST], "uneven", 1, "salientpp doctor"),
+    "training step": ([Times(train=0.4)] * 3, "training_step", None, "salientpp.nn.trim(model)"),
+    "nothing": ([FAST], "training_step", None, "salientpp.nn.trim(model)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sync", ["loader", "step"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_cause_of_a_long_epoch_is_named_and_no_other(case, sync):
+    """Ranks wait for slower ones in the loader, or in the training step."""
+    ranks, cause, rank, advice = CASES[case]
+    job = Job.of(ranks_of(ranks, sync))
+    verdict = verdict_of(job)
+    first = verdict.findings[0]
+    assert (first.cause, first.rank) == (cause, rank), verdict
+    assert len(verdict.sentences) == 3 and advice in verdict.sentences[1]
+    assert (f"ank {rank}" in verdict.sentences[0]) == (rank is not None)
+    # A slow machine is slow in all its work, and the parts of this work are smaller findings.
+    others = {finding.cause for finding in verdict.findings} - {cause}
+    assert not others or case in ("slow machine",), verdict
+
+
+def test_a_slow_step_of_one_rank_is_told_where_others_wait_in_the_loader():
+    ranks = [FAST, Times(train=0.4), FAST]
+    verdict = verdict_of(Job.of(ranks_of(ranks)))
+    assert (verdict.findings[0].cause, verdict.findings[0].rank) == ("uneven", 1)
+    assert "its training step takes 0.39 s a batch, that of the others 0.098 s" in verdict.sentences[0]
+    # Where they wait in the step, all steps take as long.
+    assert verdict_of(Job.of(ranks_of(ranks, "step"))).findings[0].cause == "training_step"
+
+
+def test_several_slow_ranks_are_named_together():
+    slow = Times(transform=0.3)
+    verdict = verdict_of(Job.of(ranks_of([FAST, slow, FAST, slow])))
+    assert verdict.sentences[0].startswith("Ranks 1 and 3 are the slowest: the `transform` takes 0.3 s")
+    assert verdict.findings[0].expected == pytest.approx(4.3, abs=0.1)
+
+
+def test_the_second_cause_is_told_if_it_is_nearly_as_large():
+    near = verdict_of(Job.of(ranks_of([Times(transform=0.2, sample=0.18)])))
+    assert [finding.cause for finding in near.findings] == ["transform", "sampling"]
+    assert "Nearly as large: waiting for sampled batches" in " ".join(near.sentences)
+    far = verdict_of(Job.of(ranks_of([Times(transform=0.2, sample=0.09)])))
+    assert [finding.cause for finding in far.findings] == ["transform", "sampling"]
+    assert len(far.sentences) == 3
+
+
+def test_few_batches_say_nothing():
+    verdict = verdict_of(Job.of(ranks_of([Times(transform=0.3, batches=FEW - 1)])))
+    assert (
+        verdict.sentences[0] == "An epoch of 9 batches a rank: too few to tell what is slow." and not verdict.findings
+    )
+    assert verdict_of(Job.of(ranks_of([Times(transform=0.3, batches=FEW)]))).findings
+
+
+@pytest.mark.parametrize("sync", ["loader", "step"])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_each_rank_add_up_to_its_seconds(case, sync):
+    ranks = ranks_of(CASES[case][0], sync)
+    job = Job.of(ranks)
+    for rank, parts in zip(ranks, job.parts):
+        assert [*parts] == [*PARTS] and min(parts.values()) >= 0
+        assert sum(parts.values()) == pytest.approx(rank.of("seconds"))
+    assert job.expected() == job.seconds
+
+
+def test_the_expected_epoch_equals_the_epoch_of_a_job_without_the_cause():
+    """The simulated job without the slow transform takes what the verdict expects."""
+    for slow in ([FAST, Times(transform=0.3), FAST], [FAST, Times(transform=0.3), Times(transform=0.15)]):
+        finding = verdict_of(Job.of(ranks_of(slow))).findings[0]
+        without = [Times(transform=0) for _ in slow]
+        assert finding.expected == pytest.approx(Job.of(ranks_of(without)).seconds, rel=0.06)
+
+
+def test_the_time_of_bytes_follows_from_the_links():
+    """Rank 0 gets 3 MB from each of two ranks, at 1 MB/s and 3 MB/s."""
+    rank = ranks_of([Times(received=6e6, batches=1, about=links(3, {}))] * 3)[0]
+    assert transfer_of(rank, {(1, 0): 1e6, (2, 0): 3e6, (0, 1): 1e9, (0, 2): 1e9}) == pytest.approx(4.0)
+    assert transfer_of(rank, {(0, 1): 1e6, (0, 2): 1e6}) == pytest.approx(6.0)
+    assert transfer_of(rank, {}) == 0
+
+
+def test_a_rank_without_seeds_hides_nothing():
+    ranks = ranks_of([FAST, Times(transform=0.3), FAST])
+    idle = ranks_of([Times(batches=1)])[0]
+    idle.numbers.update(dict.fromkeys(idle.numbers, 0) | {"rank": 3, "peers.seconds": 0})
+    verdict = verdict_of(Job.of([*ranks, idle]))
+    assert (verdict.findings[0].cause, verdict.findings[0].rank) == ("transform", 1)
+
+
+def test_batches_made_ahead_in_threads_are_divided_like_the_work_of_these_threads():
+    """One process has all rows. Its threads draw for 2 s and take rows for 6 s, and the loop waits 4 s."""
+    rank = ranks_of([Times(batches=20)])[0]
+    numbers = {
+        "batches": 20,
+        "seconds": 10,
+        "wait.seconds": 4,
+        "step.seconds": 6,
+        "work.draw.seconds": 2,
+        "work.gather.seconds": 6,
+    }
+    numbers |= {f"stage.{name}.seconds": 3 for name in ("sample", "gather_host_rows")} | {"stage.assemble.seconds": 0}
+    rank.numbers.clear()
+    rank.numbers.update(numbers)
+    (parts,) = Job.of([rank]).parts
+    assert (parts["sample"], parts["rows"], parts["train"], parts["rest"]) == pytest.approx((1, 3, 6, 0))
+
+
+def test_numbers_are_short():
+    assert [seconds(each) for each in (120.4, 9.97, 0.312, 0.0025, 0)] == ["120 s", "10 s", "0.31 s", "2.5 ms", "0 s"]
+    assert [rounded_up(each) for each in (0, 999, 30_720_001, 8e9)] == ["0B", "1kB", "31MB", "8GB"]
+    assert all(re.fullmatch(r"[\d.]+(B|kB|MB|GB)", rounded_up(1.7**n)) for n in range(50))
