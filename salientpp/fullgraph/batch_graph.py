@@ -116,7 +116,7 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target of edges [2, e], if they are sorted up to a self-loop per target at the end."""
+        """Returns the order by target of edges [2, e]: sorted edges, then one self-loop per target. Else None."""
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")

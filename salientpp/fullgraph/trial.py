@@ -92,7 +92,7 @@ def times_of(
 
 
 def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
-    """Returns the number of words that arrive in a step. ``words``: per hop, those of one row and its gradient."""
+    """Returns the number of words that arrive in a step. ``words``: per hop, of one row and its gradient."""
     received = [hop.route.num_received for hop in part.hops]
     return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
 

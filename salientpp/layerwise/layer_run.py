@@ -205,7 +205,7 @@ class LayerRun:
                 rows[first:last] = piece
 
     def _write(self, folder: Path) -> None:
-        """Writes the rows of each part. Files get their names after every rank has written its own, so a failure leaves those of an earlier call as is."""
+        """Writes the rows of each part. Files replace those of an earlier call after every rank has written its own."""
         call, rows = self._call, self._call.following.numpy()
         with ExitStack() as stack:
             with self._ending():

@@ -116,7 +116,7 @@ class Product:
         return -(-self.places.num_own // self._block_rows) + len(self._halo_blocks)
 
     def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:
-        """Computes the next rows of each range and calls ``store`` with its begin, its end and these rows. ``num_fetches`` is the largest of all ranks."""
+        """Computes next rows and calls ``store(begin, end, rows)`` per range. ``num_fetches``: the most of any rank."""
         fetched = 0
         sent = self._sent()
         for group in self.groups:

@@ -217,7 +217,7 @@ def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
 
 
 def padded_bytes(padding: Padding, producer: Producer, turn: Turn | None) -> tuple[int, int]:
-    """Returns two numbers of bytes: those of a padded batch, and those of the batch together with the tensors that it is made from.
+    """Returns the bytes of a padded batch, and the bytes of the batch together with the tensors from which it is made.
 
     Args:
         turn: the seeds of any batch of an epoch. Their sample is drawn, and rows have arbitrary values. None: this rank

@@ -127,7 +127,7 @@ def _is_edge_index(value: Any) -> bool:
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """Returns the first ``number`` rows of a table; without a slice, whose gradient takes memory, if it has no more."""
+    """Returns the first ``number`` rows of a table. Does not slice a table without more rows, to save memory."""
     return rows if rows.size(0) == number else rows[:number]
 
 
@@ -334,7 +334,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns how many targets ``rows`` suffice for: a pair's targets, or those whose sources all have rows."""
+        """Returns the number of targets of a pair. Without a pair: of targets whose sources all have ``rows``."""
         source, target = pair_of(rows)
         if source is not target and self._is_paired:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_targets

@@ -218,7 +218,7 @@ class _Halves:
         return self._numbers_left(value) or _mapped(self.merged, value)
 
     def _numbers_left(self, value: Any) -> Any:
-        """Returns the second form's numbers of vertices or edges per hop, if ``value`` has the first's; else None."""
+        """Returns numbers of vertices or edges per hop for the form with sums, given the batch's; else None."""
         if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
             return None
         if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:

@@ -242,7 +242,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Returns True if the layer is called by a checkpoint or a similar function, within the frame ``until``, which calls it again in the backward."""
+    """Returns True if a function inside frame ``until`` repeats the running call in the backward, as checkpoints do."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:

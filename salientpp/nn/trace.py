@@ -64,7 +64,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of the rows in a storage: the nodes they come from, and the number of original rows. Each of these may be split into several."""
+    """Origin of the rows in a storage: their nodes, and the number of original rows. Each may be split into several."""
 
     nodes: int
     number: int

@@ -131,7 +131,7 @@ class Placement:
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """Returns a rank's logical ranks: all those of one or several units, or an equal share of one unit's."""
+        """Returns a rank's logical ranks: all of one or several units, or an equal share of the ones of a unit."""
         visitor = self.host_of(rank) if self.cooperates else rank
         if self.num_visitors > self.num_units:
             share = self.num_logical_ranks // self.num_visitors

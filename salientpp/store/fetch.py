@@ -381,7 +381,7 @@ class Fetch:
         return Taken(own, served, for_others)
 
     def to_device(self, taken: Taken) -> Taken:
-        """Copies the taken rows, and the plan of those for other ranks, to the device that assembles them."""
+        """Copies the taken rows, and the plan of the rows for other ranks, to the device that assembles them."""
         return Taken(
             self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan)
         )

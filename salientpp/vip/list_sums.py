@@ -79,7 +79,7 @@ class ListSums(ABC):
 
     @staticmethod
     def of(graph: Graph | TypedGraph | ListSums) -> ListSums:
-        """Returns the sums over the lists of a graph. They share the arrays of the graph, and a graph of one type its transpose too."""
+        """Returns an object that sums over a graph's lists. It shares the arrays and, for one type, the transpose."""
         return graph if isinstance(graph, ListSums) else WholeListSums(graph)
 
     @abstractmethod

@@ -125,9 +125,10 @@ def _as_integers(load: Tensor) -> Tensor:
 
 
 def owners_by_rows(graph: Graph, served: Tensor, places: int, expected: Expected) -> Tensor:
-    """Returns the place of each vertex, int64 [N]: its place in ``served``, or else the place of most of its expected edges that has room.
+    """Returns the place of each vertex, int64 [N]: the place in ``served``.
 
-    A place has room until its load is ``1 + TOLERANCE`` times the mean. Loads are the sums of :attr:`Expected.load`.
+    Other vertices get the place with most of their expected edges, among places with room. A place has room until its
+    load is ``1 + TOLERANCE`` times the mean. Loads are the sums of :attr:`Expected.load`.
 
     Args:
         served: int64 [N], a place or -1.
@@ -155,7 +156,9 @@ def _pulls(graph: Graph, owners: Tensor, places: int, draws: Tensor) -> Tensor:
 
 
 def _fill(pulls: Tensor, load: Tensor, room: Tensor) -> Tensor:
-    """Assigns vertices to places that have room. Vertices that would lose most pull at their second-best place come first.
+    """Assigns each vertex to the place with room that pulls it most.
+
+    Vertices that would lose most at their second-best place come first.
 
     Args:
         pulls: float64 [n, places]; changed.
