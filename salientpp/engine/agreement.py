@@ -19,6 +19,7 @@ class Facts:
         seeds: entries [first part, one past the last part, number of seeds, digest] of the rank's seeds. There is one entry for all of the rank's parts,
             or one for each of them. Ranks that share a part have the same entries.
         fills_cache: True if the rank has a cache to fill with rows of other ranks.
+        traces: True if the rank writes the spans of its epochs to a file.
         same: the values that must be the same on all ranks, by name.
         least_label: sign of the smallest label of the rank's seeds: -1, 0 or 1. None: the seeds have no labels.
     """
@@ -27,6 +28,7 @@ class Facts:
     seed_is_given: bool
     seeds: list[list[Any]]
     fills_cache: bool
+    traces: bool
     same: dict[str, Any]
     least_label: int | None = None
 

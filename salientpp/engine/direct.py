@@ -16,9 +16,11 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
-from salientpp.engine.pipeline import StageError, Trace, in_stage
+from salientpp.engine.counters import Work
+from salientpp.engine.pipeline import StageError
 from salientpp.engine.request import Request
 from salientpp.engine.stages import Finished, current_rows
+from salientpp.engine.trace import Trace, in_stage
 from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
@@ -46,10 +48,11 @@ class Made:
 
 @dataclass
 class BatchMaker:
-    """Makes complete batches of one loader, without the pipeline."""
+    """Makes complete batches of one loader, without the pipeline. ``work`` receives the seconds that threads spend."""
 
     fetch: Fetch
     builder: BatchBuilder
+    work: Work
     trace: Trace | None = None
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Made:
@@ -73,7 +76,10 @@ class BatchMaker:
         built = time.perf_counter()
         with in_stage("assemble", index, self.trace):
             batch = self.builder.finish(batch)
-        return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
+        ended = time.perf_counter()
+        self.work.add("gather", gathered - started)
+        self.work.add("draw", started - ended)  # the caller counts all its time as drawing
+        return Made(index, batch, mfg, rows, places, contents, (gathered - started, ended - built))
 
     def as_it_is_now(self, made: Made) -> Data | HeteroData:
         """Returns the batch. If the data has changed since the batch was made, builds it again, with those gathered rows that are still current."""

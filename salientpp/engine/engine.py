@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
+from salientpp.engine.counters import Counters
 from salientpp.engine.direct import Direct
-from salientpp.engine.pipeline import Trace
 from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
-from salientpp.engine.run import Counters, Run
+from salientpp.engine.run import Run
 from salientpp.engine.source import by_type
+from salientpp.engine.spans import SpanFile
 from salientpp.engine.state import Disagreement, Resume
+from salientpp.engine.trace import Trace
 from salientpp.engine.way import Price, Way
 from salientpp.processes import Lock, in_order
 from salientpp.sampling.held_lists import Reads
@@ -81,6 +83,7 @@ class Engine:
                     way.begin_epoch()
                 self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
                 self._runs.add(run)
+                self.counters.times = run.times
         run.leave_if_done()
         return run
 
@@ -175,10 +178,18 @@ class Engine:
     def reset(self) -> None:
         self.producer.fetch.counts.clear()
         self.producer.workers.reads = Reads()
+        self.producer.work.reset()
+        self.basis.comm.seconds_waited = 0.0
         self.basis.source.exchange.reset_traffic()
         self.counters.reset(self.producer.stage_names)
         for way in self.ways:
             way.reset_counts()
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Numbers of batches of the latest epoch that wait to enter the pipeline, and that are in it."""
+        run = self._run
+        return (0, 0) if run is None else run.queued
 
     def memory(self, bytes_of_batch: int = 0) -> dict[str, int]:
         """Returns bytes held by each tier and way, by the topology (``graph``), by ``batches`` in flight, and by rows that travel (``exchange``).
@@ -199,6 +210,17 @@ class Engine:
         batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting
         exchange = fetch.served.bytes_under_way(held) + self.basis.source.exchange.buffers.bytes_allocated
         return {**memory, "graph": graph, "batches": batches, "exchange": exchange}
+
+    def record_in(self, spans: SpanFile, describe: Callable[[], dict[str, Any]]) -> None:
+        """Records the spans of all epochs that begin from now on in a file too. The file begins with the values of ``describe()``."""
+        if not spans.is_begun:
+            spans.note("loader", describe())
+        trace, producer, counters = self.producer.stages.trace, self.producer, self.counters
+        if trace is None or isinstance(trace, SpanFile):
+            producer.stages.trace = producer.maker.trace = spans
+        else:  # somebody records these epochs for a while
+            trace.outer = spans
+        self.basis.comm.on_wait = lambda began, ended: spans.add("peers", counters.times.batches, began, ended)
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""

@@ -7,7 +7,6 @@ streams are recorded on the stream that uses them. So this module never makes th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from torch_geometric.typing import TensorFrame
 
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges
+from salientpp.engine.trace import Trace, in_stage
 
 
 class StageError(RuntimeError):
@@ -43,69 +43,6 @@ class Stage:
     name: str
     run: Callable[[Any], Any]
     stream: str
-
-
-class Trace:
-    """Records which track (stage or thread) worked on which batch, and when, in Chrome's trace format. Threads may share a
-    trace.
-
-    Args:
-        outer: a trace that gets the same spans; None: none.
-    """
-
-    def __init__(self, outer: Trace | None = None) -> None:
-        self._outer = outer
-        self._spans: list[tuple[str, str, float, float]] = []
-
-    @contextlib.contextmanager
-    def span(self, track: str, name: str) -> Iterator[None]:
-        """Records the time inside the ``with`` block."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._add((track, name, started, time.perf_counter()))
-
-    def _add(self, span: tuple[str, str, float, float]) -> None:
-        self._spans.append(span)
-        if self._outer is not None:
-            self._outer._add(span)
-
-    def to_chrome(self) -> dict[str, Any]:
-        """Returns JSON values for chrome://tracing and Perfetto: one thread per track, in the order of first use."""
-        tracks = {track: number for number, track in enumerate(dict.fromkeys(span[0] for span in self._spans))}
-        zero = min((span[2] for span in self._spans), default=0.0)
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": track}}
-            for track, number in tracks.items()
-        ]
-        for track, name, started, ended in self._spans:
-            times = {"ts": (started - zero) * 1e6, "dur": (ended - started) * 1e6}
-            events.append({"ph": "X", "name": name, "cat": track, "pid": 0, "tid": tracks[track], **times})
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a span for batch ``index``, or a null context without a trace."""
-    return contextlib.nullcontext() if trace is None else trace.span(track, f"batch {index}")
-
-
-@contextlib.contextmanager
-def _watched(stage: str, index: int, trace: Trace | None) -> Iterator[None]:
-    with torch.profiler.record_function(f"salientpp::{stage}"), traced(trace, stage, index):
-        yield
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that shows a stage in torch's profiler and in the trace.
-
-    If neither records, the context does nothing, because the two cost a few microseconds a stage.
-    """
-    is_watched = trace is not None or torch.autograd._profiler_enabled()
-    return _watched(stage, index, trace) if is_watched else _NOTHING
 
 
 class Pipeline:

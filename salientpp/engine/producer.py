@@ -13,6 +13,7 @@ from torch import Tensor
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
+from salientpp.engine.counters import Work
 from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.epochs import Draws
 from salientpp.engine.huge_pages import ask_for_huge_pages
@@ -94,8 +95,9 @@ class Producer:
             frames=source.frames,
         )
         gather = Threads(1, "salientpp-gather")
-        self.stages = BatchStages(self.fetch, self.builder, gather.submit, basis.device, self.ways)
-        self.maker = BatchMaker(self.fetch, self.builder)
+        self.work = Work()
+        self.stages = BatchStages(self.fetch, self.builder, gather.submit, self.work, basis.device, self.ways)
+        self.maker = BatchMaker(self.fetch, self.builder, self.work)
         self.workers = SamplingWorkers(basis.num_workers, source.drawing, basis.transform_sampler_output)
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)

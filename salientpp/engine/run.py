@@ -18,56 +18,24 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
 from typing_extensions import Self
 
+from salientpp.engine.counters import Counters, EpochTimes
 from salientpp.engine.epochs import TurnsOfEpoch
-from salientpp.engine.pipeline import Pipeline, StageError, traced
+from salientpp.engine.pipeline import Pipeline, StageError
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.request import Request
 from salientpp.engine.stages import LAST_STAGE, Finished
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
+from salientpp.engine.trace import traced
 from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.standstill import expect, join
-
-
-@dataclass
-class Counters:
-    """Statistics of an engine's epochs.
-
-    Attributes:
-        lock: guards the numbers, because several threads may each drive an epoch.
-        seconds_waiting: total time between the requests for batches and their delivery.
-        seconds_by_stage: time that the thread which drives the pipeline spent in each stage.
-        failure: error that occurred while an epoch answered the other ranks in the background.
-    """
-
-    lock: Lock
-    batches: int = 0
-    seconds_waiting: float = 0.0
-    seconds_by_stage: dict[str, float] = field(default_factory=dict)
-    failure: BaseException | None = None
-
-    def reset(self, stages: Iterable[str]) -> None:
-        with self.lock:
-            self.batches, self.seconds_waiting = 0, 0.0
-            self.seconds_by_stage = dict.fromkeys(stages, 0.0)
-
-    def count_batch(self, seconds: float) -> None:
-        """Counts one more batch, delivered ``seconds`` after it was requested."""
-        with self.lock:
-            self.batches += 1
-            self.seconds_waiting += seconds
-
-    def count_stages(self, seconds: Mapping[str, float]) -> None:
-        with self.lock:
-            for name, spent in seconds.items():
-                self.seconds_by_stage[name] += spent
 
 
 class Run:
@@ -76,6 +44,7 @@ class Run:
     Attributes:
         lock: held while the epoch is advanced.
         is_gone: True if the epoch has ended and no other rank can request anything in it.
+        times: when this rank's batches were requested and delivered.
     """
 
     unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
@@ -97,6 +66,8 @@ class Run:
         self._entered = self._first
         self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
         self.reached = Reached(epoch, self._first)
+        self.times = EpochTimes(epoch, self._first, producer.stages.trace)
+        self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
         self.is_gone = self._left = self._all_left = False
         self._attendance = producer.attendance()
         self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
@@ -128,6 +99,7 @@ class Run:
                 self._epoch, self._first, self._resume = epoch, 0, None
                 self._requested = self._placed = self._entered = 0
                 self.reached.epoch, self.reached.batches = epoch, 0
+                self.times.epoch, self.times.first = epoch, 0
                 self.__dict__.pop("_turns", None)
             return True
 
@@ -177,9 +149,10 @@ class Run:
         raise StopIteration
 
     def _next_batch(self) -> Data:
-        if self._failure is not None or self._left or self._turns.at(self.reached.batches) is None:
-            self._end()
         started = time.perf_counter()
+        turn = None if self._failure is not None or self._left else self._turns.at(self.reached.batches)
+        if turn is None:
+            self._end()
         finished = None
         while finished is None or finished.idle:
             if self._is_open and self._all_entered and not self._pipeline.in_flight:
@@ -188,7 +161,8 @@ class Run:
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._turns.drop(self.reached.batches)
-        self._counters.count_batch(time.perf_counter() - started)
+        seeds = sum(positions.numel() for _, positions in turn.pieces)
+        self._counters.count_batch(self.times, started, time.perf_counter(), seeds)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -197,7 +171,7 @@ class Run:
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
         try:
-            with traced(self._producer.stages.trace, stage, finished.index):
+            with traced(self.times.trace, "transform", finished.index):
                 batch = self._finish(batch)
         except BaseException as error:
             self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
@@ -205,7 +179,8 @@ class Run:
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        self._counters.count_stages({stage: time.perf_counter() - started})
+        self._counters.count_stages({stage: (spent := time.perf_counter() - started)})
+        self._producer.work.add("transform", spent)
         return batch
 
     @outside_inference
@@ -290,6 +265,8 @@ class Run:
             self._left = self._attendance.has_left = True
             if self._comm.is_inherited:
                 return
+            if self.on_end is not None:
+                self.on_end()
             for request in self._ahead:
                 request.sampling.cancel()
             self._ahead.clear()
@@ -303,22 +280,14 @@ class Run:
             expect(self._answering)
 
     @property
+    def queued(self) -> tuple[int, int]:
+        """Numbers of batches that are drawn, or being drawn, before they enter the pipeline, and of batches in it."""
+        return len(self._ahead), self._pipeline.in_flight
+
+    @property
     def is_under_way(self) -> bool:
         """True if the pipeline holds batches that may still be delivered."""
         return not self._left and self._failure is None and self._pipeline.in_flight + len(self._ahead) > 0
-
-    def leave_at_exit(self) -> None:
-        """Leaves the epoch when threads can no longer be started."""
-        if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
-            # The interpreter normally waits for threads before this point, but Ctrl-C ends that wait. So the thread is stopped by a failure. It cannot
-            # be joined: if Ctrl-C arrives just as it ends, the lock that joining waits for stays locked.
-            self._failure = RankFailure(f"rank {self._comm.rank} ended early: KeyboardInterrupt")
-            self._comm.report_failure(str(self._failure))
-            self._answered.wait()
-        if self._left or self._is_over():
-            return
-        self._left = self._attendance.has_left = True
-        self._answer()
 
     def check_thread(self) -> None:
         """Raises RuntimeError if another thread is in this epoch, because a new epoch would end it."""
@@ -358,7 +327,7 @@ class Run:
     def _let_go(self) -> None:
         """Marks the epoch as ended, and drops references to the user's code, which may in turn refer to the engine."""
         self.is_gone = True
-        self._finish = self._by_hand = None
+        self._finish = self._by_hand = self.on_end = None
 
     def join(self) -> None:
         """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""
@@ -418,11 +387,25 @@ class EpochOfRounds(Epoch):
         super().close()
 
 
+def _leave_now(run: Run) -> None:
+    """Leaves the epoch when threads can no longer be started."""
+    if run._answering is not None and run._answering.is_alive() and not run._answered.is_set():
+        # The interpreter normally waits for threads before this point, but Ctrl-C ends that wait. So the thread is stopped by a failure. It cannot
+        # be joined: if Ctrl-C arrives just as it ends, the lock that joining waits for stays locked.
+        run._failure = RankFailure(f"rank {run._comm.rank} ended early: KeyboardInterrupt")
+        run._comm.report_failure(str(run._failure))
+        run._answered.wait()
+    if run._left or run._is_over():
+        return
+    run._left = run._attendance.has_left = True
+    run._answer()
+
+
 def _leave_at_exit() -> None:
     """Leaves unfinished epochs. If the script ends normally, the rank answers the others to the end; if it fails, it tells them."""
     for run in list(Run.unfinished):
         if not run._comm.is_inherited:
-            run.leave_at_exit()
+            _leave_now(run)
 
 
 atexit.register(_leave_at_exit)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,8 +25,10 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.batch.attributes import storage_of
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
-from salientpp.engine.pipeline import Stage, Trace, record_stream, tensors_in, traced
+from salientpp.engine.counters import Work
+from salientpp.engine.pipeline import Stage, record_stream, tensors_in
 from salientpp.engine.request import Request
+from salientpp.engine.trace import WORKER, Trace, traced
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.mail import Letter
@@ -152,6 +155,7 @@ class BatchStages:
 
     Attributes:
         submit: runs a function in a worker thread.
+        work: receives the seconds that worker threads spend.
         steps: number of stages in each step (:data:`STEPS`); the same on all ranks.
         bytes_of_waiting: bytes of the largest batch that has begun to wait.
     """
@@ -159,6 +163,7 @@ class BatchStages:
     fetch: Fetch
     builder: BatchBuilder
     submit: Callable[..., Task]
+    work: Work
     device: torch.device
     ways: Sequence[Way] = ()
     trace: Trace | None = None
@@ -263,8 +268,11 @@ class BatchStages:
         return take()
 
     def _take_rows(self, state: IdsRead) -> Taken:
-        with traced(self.trace, "worker: gather_host_rows", state.index):
-            return self.fetch.take(state.sampled.plan, state.asked)
+        started = time.perf_counter()
+        with traced(self.trace, f"{WORKER}gather_host_rows", state.index):
+            taken = self.fetch.take(state.sampled.plan, state.asked)
+        self.work.add("gather", time.perf_counter() - started)
+        return taken
 
     def copy_to_device(self, state: RowsTaken) -> OnDevice:
         fetch, batch, taken = self.fetch, state.sampled.batch, state.taken.result()

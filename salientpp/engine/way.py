@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Draws
-from salientpp.engine.pipeline import Trace
+from salientpp.engine.trace import Trace
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Task
 from salientpp.store.exchange import Column, Message

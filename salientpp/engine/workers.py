@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from salientpp.engine.counters import Work
 from salientpp.engine.drawing.method import DrawingMethod
-from salientpp.engine.pipeline import Trace, traced
+from salientpp.engine.trace import WORKER, Trace, traced
 from salientpp.processes import Lock, Task, Threads, Undone, after_fork
 from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.schedule import BatchKeys
@@ -23,9 +25,14 @@ from salientpp.sampling.topology import Mfg
 
 
 class Maker(Protocol):
-    """Turns a sampled batch into the object that a sampling thread delivers."""
+    """Turns a sampled batch into the object that a sampling thread delivers.
+
+    Attributes:
+        work: receives the seconds that threads spend.
+    """
 
     trace: Trace | None
+    work: Work
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Any: ...
 
@@ -76,9 +83,12 @@ class SamplingWorkers:
 
     def _work(self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         num_seeds = sum(positions.numel() for positions, _ in pieces)
-        with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
+        started = time.perf_counter()
+        with traced(maker.trace, f"{WORKER}{threading.current_thread().name}", index):
             finish = partial(self._prepare_drawn, index, num_seeds, maker)
-            return self._drawing.begin(pieces, (epoch, index), finish)
+            result = self._drawing.begin(pieces, (epoch, index), finish)
+        maker.work.add("draw", time.perf_counter() - started)
+        return result
 
     def _prepare_drawn(self, index: int, num_seeds: int, maker: Maker, mfg: Any) -> Any:
         if self._drawing.is_collective:

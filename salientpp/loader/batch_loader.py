@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,14 @@ from salientpp.engine.producer import ByHand
 from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
+from salientpp.engine.spans import VARIABLE, SpanFile
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
+from salientpp.loader.description import description_of, measured_together
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.hosts import agree_on_hosts
+from salientpp.loader.metrics import Measured
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
@@ -99,6 +103,9 @@ class BatchLoader(PlannedLoader):
                 divide(basis, prepared.options.cooperate_split_by)
             self._make_engine(basis, prepared.options, everyone)
             self._pad_together()
+            self._measured = Measured(SpanFile(folder, comm.rank) if (folder := os.environ.get(VARIABLE)) else None)
+            traced = all(each.traces for each in everyone)
+            self._measured_together = measured_together(basis, traced)
         if comm.size > 1:  # a rank without batches waits for no other later, so it hears here of another's error
             comm.gather_numbers([0])
 
@@ -346,6 +353,9 @@ class BatchLoader(PlannedLoader):
                 "prepare(), and pass device=accelerator.device to the loader"
             )
         return False
+
+    def _description(self) -> dict[str, Any]:
+        return {**description_of(self, self._given_options), **self._measured_together}
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
         self._check_hooks(self.engine.basis.comm)

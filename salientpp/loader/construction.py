@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from salientpp.engine.agreement import Facts, check_facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
+from salientpp.engine.spans import VARIABLE
 from salientpp.engine.way import Way
 from salientpp.loader.values import Options
 from salientpp.ops import return_freed_memory
@@ -134,6 +136,7 @@ def facts_of(
         seed_is_given=seed is not None,
         seeds=seeds,
         fills_cache=options.replication_factor > 0,
+        traces=bool(os.environ.get(VARIABLE)),
         same={
             "dataset": source.fingerprint,
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",

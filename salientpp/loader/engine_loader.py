@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from salientpp.engine.state import MOST_EPOCHS, Point, first_point
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.copying import copied
 from salientpp.loader.fingerprint import order_is_known, settings_of
+from salientpp.loader.metrics import Measured
 from salientpp.loader.samplers import OfLoader
 from salientpp.loader.statistics import LoaderStats
 from salientpp.processes import lazy
@@ -39,6 +41,8 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     engine: Engine
     transform_sampler_output: Callable[[Any], Any] | None
     _bookmark: Bookmark
+    _measured: Measured
+    _description: Callable[[], dict[str, Any]]  # describes the loader in the file of its spans, as JSON values
     _orders_itself: bool  # False if a user's sampler orders the seeds
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
@@ -112,9 +116,12 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
             self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
             finish, by_hand = self._finish()
+        if self._measured.spans is not None:
+            self.engine.record_in(self._measured.spans, self._description)
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
             place.begun(run.reached)
+        self._measured.begin(self.engine, run, self.memory_used)
         return run
 
     def _continues(self) -> bool:
@@ -186,7 +193,12 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 "salientpp.load(root) where you need it, and load this loader's state_dict() to continue from there"
             )
         engine = copy.copy(self.engine)
-        return {**self.__dict__, "engine": engine, "_bookmark": self._bookmark.copy(engine.basis.epochs)}
+        own = {
+            "engine": engine,
+            "_bookmark": self._bookmark.copy(engine.basis.epochs),
+            "_measured": self._measured.copy(),
+        }
+        return self.__dict__ | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -253,6 +265,24 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         """Resets the statistics. Call it between epochs."""
         self.engine.close()
         self.engine.reset()
+        self._measured.reset()
+
+    def metrics(self, *, all_ranks: bool = False, max_age: float = 1.0) -> dict[str, float]:
+        """Returns numbers of the epoch that was begun last, by name: rates, waiting, stages, rows and bytes by tier, queues and memory.
+
+        :data:`salientpp.loader.metrics.METRICS` has the names, units and meanings. Names that begin with ``recent.`` are numbers of the last 100
+        batches. A percentile counts the last 4,096 batches. After an epoch, the numbers are of the whole epoch.
+
+        Args:
+            all_ranks: also compare the ranks, and name the slowest and its longest stage. Collective: every rank calls it, at the same place of its
+                script.
+            max_age: seconds. If the last call computed the numbers within this time, they are returned again. So every step may call this method.
+        """
+        made, found = self._measured.last
+        if not all_ranks and time.perf_counter() - made <= max_age:
+            return found.copy()
+        found = self._measured.metrics(self.engine, self.memory_used)
+        return found | self._measured.comparison(self.engine.basis.comm, found) if all_ranks else found
 
     @contextlib.contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
@@ -288,7 +318,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         if engine is None:
             return {}
         source = engine.basis.source
-        facts = {"batches": self._batches_in_words()}
+        facts = {"batches": _batches_in_words(self)}
         if isinstance(self.data, PartitionedGraph):
             placement = source.exchange.placement
             name, value, text = _parts_in_words(placement.own_parts, placement.num_parts)
@@ -305,12 +335,13 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             facts[name] = f"{name} {value}".rstrip(), value or "yes"
         return facts
 
-    def _batches_in_words(self) -> tuple[str, str]:
-        size = "" if self.batch_size is None else f" of {self.batch_size:,}"
-        if not self._orders_itself:
-            return f"batches of a sampler{size}", f"of a sampler{size}"
-        number = f"{len(self):,}"
-        return f"{number} batches{size}", number + size
+
+def _batches_in_words(loader: EngineLoader) -> tuple[str, str]:
+    size = "" if loader.batch_size is None else f" of {loader.batch_size:,}"
+    if not loader._orders_itself:
+        return f"batches of a sampler{size}", f"of a sampler{size}"
+    number = f"{len(loader):,}"
+    return f"{number} batches{size}", number + size
 
 
 def _parts_in_words(parts: range, num_parts: int) -> tuple[str, str, str]:

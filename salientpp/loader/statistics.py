@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from salientpp.display import Table, format_bytes, html
 from salientpp.engine.engine import Engine
 
-_TIERS = ("device", "host", "cache", "remote")
+#: Where the rows of batches come from.
+TIERS = ("device", "host", "cache", "remote")
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,6 +39,8 @@ class LoaderStats:
         bytes_from_files: with ``read_ahead``, bytes of whole pages that were read from files.
         list_rounds: number of times that a batch made this rank ask others for draws from their neighbour lists.
         row_bytes: per vertex type, the bytes in which all attributes of a sampled vertex travel.
+        seconds_of_work: seconds that threads spent on 'draw', 'gather' (copies of rows out of memory or files) and 'transform'.
+        seconds_for_peers: seconds in which this rank waited for messages of other ranks.
     """
 
     batches: int
@@ -62,6 +66,8 @@ class LoaderStats:
     list_rounds: int = 0
     bytes_from_files: int = 0
     row_bytes: dict[str | None, int] = field(default_factory=dict)
+    seconds_of_work: dict[str, float] = field(default_factory=dict)
+    seconds_for_peers: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -80,7 +86,7 @@ class LoaderStats:
         rows = [
             (tier if type_ is None else f"{type_} {tier}", of_type[tier], of_type[tier] * self.row_bytes.get(type_, 0))
             for type_, of_type in self.by_type.items()
-            for tier in _TIERS
+            for tier in TIERS
             if of_type[tier]
         ]
         seconds = {name: number for name, number in self.seconds_by_stage.items() if number}
@@ -101,6 +107,11 @@ class LoaderStats:
             *(words for words, number in more.items() if number),
         ]
 
+    def since(self, before: LoaderStats) -> LoaderStats:
+        """Returns what was counted since ``before``, which are earlier statistics of the same loader."""
+        names = [field.name for field in fields(self) if field.name != "row_bytes"]
+        return replace(self, **{name: _less(getattr(self, name), getattr(before, name)) for name in names})
+
     @classmethod
     def of(cls, engine: Engine) -> LoaderStats:
         """Reads the statistics of an engine."""
@@ -108,14 +119,14 @@ class LoaderStats:
         counts, traffic = fetch.counts, fetch.exchange.traffic
         received = traffic.row_bytes_received
         by_type = {
-            type_: {**{tier: counts[type_, tier] for tier in _TIERS}, "bytes_received": received[type_]}
+            type_: {**{tier: counts[type_, tier] for tier in TIERS}, "bytes_received": received[type_]}
             for type_ in fetch.tiers
         }
         # Ways receive other data than rows only on graphs with one type.
         beside = sum(number for name, number in received.items() if name not in by_type)
         if None in by_type:
             by_type[None]["bytes_received"] += beside
-        rows = {f"rows_{tier}": sum(of_type[tier] for of_type in by_type.values()) for tier in _TIERS}
+        rows = {f"rows_{tier}": sum(of_type[tier] for of_type in by_type.values()) for tier in TIERS}
         of_ways = {name: number for way in engine.ways for name, number in way.counts().items()}
         return cls(
             batches=counters.batches,
@@ -134,5 +145,16 @@ class LoaderStats:
             bytes_from_files=of_ways.get("bytes_from_files", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
             row_bytes=engine.basis.source.row_bytes,
+            seconds_of_work=dict(engine.producer.work.seconds),
+            seconds_for_peers=engine.basis.comm.seconds_waited,
             **rows,
         )
+
+
+def _less(now: Any, before: Any) -> Any:
+    """Subtracts a number, or the numbers in a dictionary; a number that ``before`` lacks was 0."""
+    if isinstance(now, dict):
+        return {
+            name: _less(value, before.get(name, {} if isinstance(value, dict) else 0)) for name, value in now.items()
+        }
+    return now - before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Comm:
         groups: torch's groups of these ranks. None: a single process.
         number: number of this Comm among those that the same ranks have made; 0 for a single process.
         progress: the collectives that this rank has started. Callers say there what the next ones are for.
+        seconds_waited: time for which threads of this rank have waited for collectives on the host.
+        on_wait: called with the begin and the end of such a wait, as times of ``time.perf_counter``; None: not called.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class Comm:
         self._ranks = (0,) if roll is None else roll.ranks
         self._numbers = numbers or range(len(self._ranks))  # the numbers by which error texts name the ranks
         self.timeout = timeout
+        self.seconds_waited = 0.0
+        self.on_wait: Callable[[float, float], None] | None = None
         device = device or torch.device("cpu")
         over_host = groups is None or groups.device is None
         self.device = torch.device("cpu") if over_host else device
@@ -290,8 +295,14 @@ class Comm:
             self.notes.store.ask(lambda store: [store.delete_key(key) for key in keys])
 
     def _wait(self, work: dist.Work, number: int) -> None:
-        if self.groups is not None:
-            wait_for(work, number, self.progress, self.groups, self.notes, self._numbers, self.timeout)
+        if self.groups is None:
+            return
+        started = time.perf_counter()
+        wait_for(work, number, self.progress, self.groups, self.notes, self._numbers, self.timeout)
+        ended = time.perf_counter()
+        self.seconds_waited += ended - started
+        if self.on_wait is not None:
+            self.on_wait(started, ended)
 
     # --- forks --------------------------------------------------------------------------------------------
 

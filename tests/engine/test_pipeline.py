@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from salientpp.engine.pipeline import Pipeline, Stage, StageError, Trace, tensors_in
+from salientpp.engine.pipeline import Pipeline, Stage, StageError, tensors_in
+from salientpp.engine.trace import Trace
 
 CPU = torch.device("cpu")
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])

@@ -21,7 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import SamplerOutput
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.pipeline import traced
+from salientpp.engine.trace import WORKER, traced
 from salientpp.engine.way import HostWork, Price, TiersByType, Wanted, Way
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Lock, Threads
@@ -183,7 +183,7 @@ class SumsOfRows(Way):
         groups, sources = sums.groups.tolist(), sums.sources.tolist()
         weights = [None] * len(groups) if weight is None else list(weight.split(sources))
         pieces = zip(tiers.all, sums.source.split(sources), sums.size.split(groups), weights, out.split(groups))
-        with traced(work.trace, "worker: sum_host_rows", work.index):
+        with traced(work.trace, f"{WORKER}sum_host_rows", work.index):
             for tier, slot, size, weight, to in pieces:
                 if size.numel():
                     put_sums(tier.rows[name], slot, size, weight, self._reduction, to)

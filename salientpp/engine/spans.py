@@ -1,0 +1,146 @@
+"""Writes the spans of a loader's epochs to a file of JSON lines, one file for each loader of each rank.
+
+The fields have the names that TorchTitan uses in its structured logs (torchtitan/observability/structured_logger): ``rank``, ``source``, ``step``,
+``time_us``, ``log_type``, ``log_type_name``, ``value`` and others. A span is one line, written when it ends: its name ends with ``_end``, ``time_us`` is
+its end, and ``value`` its milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from salientpp.engine.trace import WORKER, Trace
+from salientpp.files import what_to_do
+from salientpp.processes import Lock, after_fork
+
+#: Environment variable with the folder of the files.
+VARIABLE = "SALIENTPP_TRACE_DIR"
+
+#: Largest number of spans that wait to be written, and the seconds after which they are written at the latest by the next span.
+_MOST_WAITING, _SECONDS = 4096, 1.0
+
+#: Names of the spans of threads that work on one subject. Any other thread beside the pipeline draws.
+_NAMES = {f"{WORKER}gather_host_rows": "gather", f"{WORKER}sum_host_rows": "sums"}
+
+#: Beginnings of the names of threads that work beside the one that drives the pipeline.
+_THREADS = ("salientpp-sample", "salientpp-gather")
+
+_numbers = itertools.count()
+
+
+class SpanFile(Trace):
+    """Trace that is written to a file while the epochs run. A failing disk ends the file, and not the training.
+
+    Args:
+        folder: folder of the file. It is created.
+        rank: number of this rank.
+
+    Raises:
+        ValueError: the folder cannot be created.
+    """
+
+    def __init__(self, folder: str | Path, rank: int) -> None:
+        super().__init__()
+        self._folder, self._rank = Path(folder).absolute(), rank
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{VARIABLE} must be a folder that this process can write, got {str(folder)!r} ({error.strerror}); "
+                f"{what_to_do(error, 'choose another folder, or unset the variable')}"
+            ) from error
+        self._lock = Lock()
+        self._begin_file()
+        after_fork(self)
+
+    def _begin_file(self) -> None:
+        self._waiting: deque[tuple[str, int, float, float, str]] = deque()
+        self._written = self._failed = False
+        self._flushed = time.perf_counter()
+        self._to_unix = time.time() - time.perf_counter()
+        host, pid = socket.gethostname(), os.getpid()
+        name = f"loader.global_rank_{self._rank}.{re.sub(r'[^A-Za-z0-9_-]', '_', host)}-{pid}-{next(_numbers)}.jsonl"
+        self._path = self._folder / name
+        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+        common = {
+            "rank": self._rank,
+            "global_rank": self._rank,
+            "local_rank": int(local) if local.isdecimal() else 0,
+            "source": "loader",
+            "host_name": host,
+            "pid": pid,
+        }
+        self._common = json.dumps(common)[:-1] + ", "
+        self._line = self._common.replace("%", "%%") + (
+            '"log_type": "event", "log_type_name": "%s_end", "task_name": "%s", "step": %d, "value": %.4f, "time_us": %d}\n'
+        )
+
+    def _after_fork(self) -> None:
+        self._begin_file()  # the lines that wait belong to the parent
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpanFile, (str(self._folder), self._rank)  # a copy of a loader has its own file
+
+    def __deepcopy__(self, memo: Any) -> SpanFile:
+        return SpanFile(self._folder, self._rank)
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the file has a line."""
+        return self._written
+
+    def add(self, track: str, index: int, started: float, ended: float) -> None:
+        self._waiting.append((track, index, started, ended, threading.current_thread().name))
+        if len(self._waiting) > _MOST_WAITING or ended - self._flushed > _SECONDS:
+            self.flush()
+
+    def note(self, name: str, context: Mapping[str, Any], event: str | None = None) -> None:
+        """Writes a line without a duration, after the spans that wait.
+
+        Args:
+            context: JSON values; others are written as their ``repr``.
+            event: the field ``event_name``.
+        """
+        line = {
+            "log_type": "instant",
+            "log_type_name": name,
+            "event_name": event,
+            "time_us": int(time.time() * 1e6),
+            "context": context,
+        }
+        self.flush(self._common + json.dumps(line, default=repr)[1:] + "\n")
+
+    def flush(self, line: str = "") -> None:
+        """Writes the spans that wait, and then ``line``."""
+        with self._lock:
+            self._flushed = time.perf_counter()
+            lines, offset = [], self._to_unix
+            while self._waiting:
+                track, index, started, ended, thread = self._waiting.popleft()
+                name = _NAMES.get(track, "draw") if track.startswith(WORKER) else track
+                task = thread if thread.startswith(_THREADS) else "main"
+                lines.append(self._line % (name, task, index, (ended - started) * 1e3, int((ended + offset) * 1e6)))
+            if self._failed or not (lines or line):
+                return
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write("".join(lines) + line)
+                self._written = True
+            except OSError as error:
+                self._failed = True
+                warnings.warn(
+                    f"spans are no longer written to {self._path} ({error.strerror}); {what_to_do(error, 'check the disk')}",
+                    UserWarning,
+                    stacklevel=2,
+                )

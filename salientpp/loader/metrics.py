@@ -1,0 +1,242 @@
+"""Numbers that show what a loader does while it works: rates, waiting, stages, rows, memory, and the slowest rank.
+
+:data:`METRICS` describes them. Their names and units follow OpenTelemetry's conventions (https://opentelemetry.io/docs/specs/semconv/general/metrics/).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+from salientpp.engine.counters import EpochTimes
+from salientpp.engine.engine import Engine
+from salientpp.engine.run import Run
+from salientpp.engine.spans import SpanFile
+from salientpp.engine.stages import LAST_STAGE
+from salientpp.loader.statistics import TIERS, LoaderStats
+from salientpp.ranks.comm import Comm
+
+#: Prefix of numbers of the last batches, and the number of these batches.
+RECENT, NUM_RECENT = "recent.", 100
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Description of a number.
+
+    Attributes:
+        unit: unit in UCUM: 's', 'By' (bytes), '1' (a share or a number without unit), or what is counted, as in '{batch}'.
+        kind: 'counter' for a number that only grows within an epoch, 'gauge' for any other.
+        text: what the number says.
+    """
+
+    unit: str
+    kind: Literal["counter", "gauge"]
+    text: str
+
+
+#: Stages that only wait for messages of other ranks.
+_WAITS = ("read_counts", "localize_ids")
+
+#: Numbers of an epoch, by name. A word in capitals stands for the names of stages, tiers or kinds of memory.
+METRICS: Mapping[str, Metric] = {
+    "epoch": Metric("1", "gauge", "number of the epoch"),
+    "rank": Metric("1", "gauge", "number of this rank"),
+    "ranks": Metric("1", "gauge", "number of ranks"),
+    "batches": Metric("{batch}", "counter", "batches delivered"),
+    "seeds": Metric("{seed}", "counter", "seeds in these batches"),
+    "seconds": Metric("s", "counter", "time from the first request to the last delivery"),
+    "batches_per_second": Metric("{batch}/s", "gauge", "batches a second"),
+    "seeds_per_second": Metric("{seed}/s", "gauge", "seeds a second"),
+    "wait.seconds": Metric("s", "counter", "time in which the training loop waited for batches"),
+    "wait.share": Metric("1", "gauge", "share of the time in which the training loop waited for batches"),
+    "wait.p50": Metric("s", "gauge", "median of the waiting for a batch"),
+    "wait.p95": Metric("s", "gauge", "95th percentile of the waiting for a batch"),
+    "wait.p99": Metric("s", "gauge", "99th percentile of the waiting for a batch"),
+    "step.seconds": Metric("s", "counter", "time between batches, in which the training loop computed"),
+    "step.p50": Metric("s", "gauge", "median of the time between two batches"),
+    "stage.NAME.seconds": Metric("s", "counter", "time of a stage in the thread that drives the pipeline"),
+    "stage.NAME.share": Metric("1", "gauge", "share of the time in which that thread was in a stage"),
+    "transform.seconds": Metric("s", "counter", "time of the user's transform, a part of the stage 'assemble'"),
+    "work.draw.seconds": Metric("s", "counter", "time in which threads drew batches"),
+    "work.gather.seconds": Metric("s", "counter", "time in which threads copied rows out of memory or files"),
+    "peers.seconds": Metric("s", "counter", "time in which this rank waited for messages of other ranks"),
+    "peers.share": Metric("1", "gauge", "share of the time in which this rank waited for messages of other ranks"),
+    "rows.TIER": Metric("{row}", "counter", "rows delivered from a tier"),
+    "bytes.TIER": Metric("By", "counter", "bytes of the rows delivered from a tier"),
+    "bytes.sent": Metric("By", "counter", "bytes sent to other ranks"),
+    "bytes.received": Metric("By", "counter", "bytes received from other ranks"),
+    "queue.drawn": Metric("{batch}", "gauge", "batches that are drawn, or being drawn, and have not entered the pipeline"),
+    "queue.in_flight": Metric("{batch}", "gauge", "batches in the pipeline"),
+    "memory.KIND": Metric("By", "gauge", "memory that the loader holds"),
+    "ranks.slowest": Metric("1", "gauge", "rank that spent the longest time on own work: all but waiting for other ranks"),
+    "ranks.slowest.seconds": Metric("s", "gauge", "time of this rank's own work"),
+    "ranks.slowest.stage.NAME": Metric("s", "gauge", "time of the longest part of this work"),
+    "ranks.wait.share.min": Metric("1", "gauge", "smallest share of waiting among the ranks"),
+    "ranks.wait.share.max": Metric("1", "gauge", "largest share of waiting among the ranks"),
+}  # fmt: skip
+
+
+def metric_of(key: str) -> tuple[str, Metric]:
+    """Returns the name in :data:`METRICS` that describes a number of ``loader.metrics()``, and the description.
+
+    Raises:
+        KeyError: no description has this name.
+    """
+    own = key.removeprefix(RECENT)
+    if own in METRICS:
+        return own, METRICS[own]
+    words = own.split(".")
+    for name, metric in METRICS.items():
+        pattern = name.split(".")
+        if len(pattern) == len(words) and all(a == b or a.isupper() for a, b in zip(pattern, words)):
+            return name, metric
+    raise KeyError(key)
+
+
+def metrics_of(engine: Engine, counted: LoaderStats, memory: Mapping[str, int]) -> dict[str, float]:
+    """Returns the numbers of the engine's latest epoch on this rank.
+
+    Args:
+        counted: what was counted in this epoch.
+        memory: bytes by kind.
+    """
+    comm = engine.basis.comm
+    with engine.counters.lock:
+        times = engine.counters.times
+        recent = list(times.single)[-NUM_RECENT:]
+        found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size, **numbers_of(times)}
+    last = EpochTimes(times.epoch)
+    for each in recent:
+        last.count(*each)
+    found |= {RECENT + name: number for name, number in numbers_of(last).items()}
+    seconds = found["seconds"]
+    stages = ("sample", "gather_host_rows", "assemble") if engine.producer.is_local else counted.seconds_by_stage
+    for name in stages:
+        spent = counted.seconds_by_stage[name]
+        found |= {f"stage.{name}.seconds": spent, f"stage.{name}.share": _share(spent, seconds)}
+    work = counted.seconds_of_work
+    found |= {f"work.{kind}.seconds": work.get(kind, 0.0) for kind in ("draw", "gather")}
+    found["transform.seconds"] = work.get("transform", 0.0)
+    peers = counted.seconds_for_peers
+    found |= {"peers.seconds": peers, "peers.share": _share(peers, seconds)}
+    for tier in TIERS:
+        found[f"rows.{tier}"] = sum(of_type[tier] for of_type in counted.by_type.values())
+        found[f"bytes.{tier}"] = sum(
+            of_type[tier] * counted.row_bytes.get(type_, 0) for type_, of_type in counted.by_type.items()
+        )
+    found |= {"bytes.sent": counted.bytes_sent, "bytes.received": counted.bytes_received}
+    found["queue.drawn"], found["queue.in_flight"] = engine.queued
+    return found | {f"memory.{kind}": number for kind, number in memory.items()}
+
+
+def numbers_of(times: EpochTimes) -> dict[str, float]:
+    """Returns the numbers that follow from when batches were requested and delivered."""
+    seconds = times.ended - times.begun if times.begun is not None else 0.0
+    found: dict[str, float] = {"batches": times.batches, "seeds": times.seeds, "seconds": seconds}
+    found["batches_per_second"], found["seeds_per_second"] = (
+        _share(times.batches, seconds),
+        _share(times.seeds, seconds),
+    )
+    found |= {"wait.seconds": times.seconds_waiting, "wait.share": _share(times.seconds_waiting, seconds)}
+    waits = sorted(delivered - requested for requested, delivered, _ in times.single)
+    steps = sorted(later[0] - earlier[1] for earlier, later in pairwise(times.single))
+    found |= {f"wait.p{percent}": _percentile(waits, percent) for percent in (50, 95, 99)}
+    return found | {"step.seconds": times.seconds_in_steps, "step.p50": max(0.0, _percentile(steps, 50))}
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """Returns the nearest-rank percentile of numbers in ascending order; 0 without numbers."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def compare_ranks(comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
+    """Returns the numbers that compare the ranks, from the numbers of each. Collective."""
+    work = {
+        name.split(".")[1]: seconds
+        for name, seconds in own.items()
+        if name.startswith("stage.") and name.endswith(".seconds") and name.split(".")[1] not in _WAITS
+    }
+    # The last stage contains the transform, and waits for the rows of other ranks.
+    work[LAST_STAGE] = max(0.0, work[LAST_STAGE] - own["transform.seconds"] - own["peers.seconds"])
+    work |= {"transform": own["transform.seconds"], "step": own["step.seconds"]}
+    facts = {"own": own["seconds"] - own["peers.seconds"], "share": own["wait.share"], "work": work}
+    everyone = comm.gather_facts(facts, "compare its metrics")
+    slowest = max(range(len(everyone)), key=lambda rank: everyone[rank]["own"])
+    shares, work = [each["share"] for each in everyone], everyone[slowest]["work"]
+    longest = max(work, key=lambda kind: work[kind])
+    return {
+        "ranks.slowest": slowest,
+        "ranks.slowest.seconds": everyone[slowest]["own"],
+        f"ranks.slowest.stage.{longest}": work[longest],
+        "ranks.wait.share.min": min(shares),
+        "ranks.wait.share.max": max(shares),
+    }
+
+
+class Measured:
+    """Measurements of one loader in its latest epoch.
+
+    Args:
+        spans: file that receives the numbers at the end of each epoch; None: none.
+
+    Attributes:
+        last: the numbers that were computed last, and when, as a time of ``time.perf_counter``.
+    """
+
+    def __init__(self, spans: SpanFile | None = None) -> None:
+        self.spans = spans
+        self._before: LoaderStats | None = None
+        self._counted: LoaderStats | None = None  # in the epoch, once it has ended
+        self.last: tuple[float, dict[str, float]] = (-math.inf, {})
+        self._comm: Comm | None = None
+
+    def begin(self, engine: Engine, run: Run, memory: Callable[[], Mapping[str, int]]) -> None:
+        """Begins to measure an epoch."""
+        self._before, self._counted, self.last = LoaderStats.of(engine), None, (-math.inf, {})
+        run.on_end = partial(self._end, engine, self._before, memory)
+
+    def _end(self, engine: Engine, before: LoaderStats, memory: Callable[[], Mapping[str, int]]) -> None:
+        if before is not self._before:  # another epoch was begun, or the statistics were reset
+            return
+        self._counted, self.last = LoaderStats.of(engine).since(before), (-math.inf, {})
+        if self.spans is not None:
+            found = metrics_of(engine, self._counted, memory())
+            of_epoch = {name: number for name, number in found.items() if not name.startswith(RECENT)}
+            self.spans.note("epoch", of_epoch, str(engine.counters.times.epoch))
+
+    def copy(self) -> Measured:
+        """Returns the same for a copy of the loader, with a file of its own."""
+        other = Measured(copy.copy(self.spans))
+        other._before, other._counted = self._before, self._counted
+        return other
+
+    def reset(self) -> None:
+        """Forgets the epoch, because the loader has reset its statistics."""
+        self._before = self._counted = None
+        self.last = (-math.inf, {})
+
+    def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> dict[str, float]:
+        """Computes the numbers of :data:`METRICS` for this rank, and keeps them in ``last``."""
+        counted = self._counted or LoaderStats.of(engine)
+        if self._counted is None and self._before is not None:
+            counted = counted.since(self._before)
+        found = metrics_of(engine, counted, memory())
+        self.last = time.perf_counter(), found
+        return found.copy()
+
+    def comparison(self, comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
+        """Returns the numbers that compare the ranks of ``comm``. Collective."""
+        if self._comm is None:  # of its own, because a thread of the engine may be in a collective of an epoch
+            self._comm = comm.among([*range(comm.size)])
+        return compare_ranks(self._comm, own)

@@ -1,0 +1,266 @@
+"""Numbers of ``loader.metrics()`` and lines of span files: they equal what happened, on one rank and on several."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.engine.counters import EpochTimes
+from salientpp.engine.spans import VARIABLE
+from salientpp.loader.metrics import METRICS, RECENT, metric_of, numbers_of
+
+FANOUTS = [4, 3]
+
+
+def loader_of(data: Any = None, **options: Any) -> NeighborLoader:
+    given = {"batch_size": 16, "shuffle": True, "seed": 0, **options}
+    return NeighborLoader(random_data(200, 1500) if data is None else data, FANOUTS, **given)
+
+
+def lines_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """The lines of a rank's files, in the order in which the files were made."""
+    paths = sorted(folder.glob(f"loader.global_rank_{rank}.*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_every_number_is_described_and_every_description_is_used():
+    loader = loader_of()
+    list(loader)
+    found = loader.metrics(all_ranks=True)
+    assert {metric_of(name)[0] for name in found} == set(METRICS)
+    assert all(isinstance(number, (int, float)) for number in found.values())
+    with pytest.raises(KeyError):
+        metric_of("stage.seconds")
+
+
+def test_numbers_of_an_epoch_add_up_and_begin_again():
+    loader = loader_of(num_workers=1)
+    assert loader.metrics(max_age=0)["batches"] == 0
+    for _ in range(2):  # the second epoch does not contain the first
+        for _ in loader:
+            time.sleep(0.002)
+        found = loader.metrics()
+        assert found["batches"] == len(loader) == 13 and found["seeds"] == 200
+        assert found["seconds"] == pytest.approx(found["wait.seconds"] + found["step.seconds"])
+        assert found["step.p50"] >= 0.002 and found["step.seconds"] >= 12 * 0.002
+        assert found["wait.p50"] <= found["wait.p95"] <= found["wait.p99"] <= found["wait.seconds"]
+        assert found["batches_per_second"] == pytest.approx(13 / found["seconds"])
+        assert found["work.draw.seconds"] > 0 and found["work.gather.seconds"] > 0
+    assert found["epoch"] == 1
+    total = loader.stats()
+    assert total.batches == 26 and total.rows_host > found["rows.host"] > 0
+    assert found["bytes.host"] == found["rows.host"] * total.row_bytes[None]
+
+
+def test_recent_numbers_are_of_the_last_hundred_batches():
+    loader = loader_of(batch_size=1)
+    waits = iter([0.0] * 100 + [0.02] * 100)
+
+    def slow(batch: Any) -> Any:
+        time.sleep(next(waits))
+        return batch
+
+    loader.transform = slow
+    list(loader)
+    found = loader.metrics()
+    assert found["batches"] == 200 and found[f"{RECENT}batches"] == 100
+    assert found[f"{RECENT}wait.p50"] >= 0.02 > found["wait.p50"]
+
+
+def test_a_percentile_is_a_number_of_the_sorted_ones():
+    times = EpochTimes(0)
+    for i in range(100):
+        times.count(float(i), i + (i + 1) / 1000, 1)
+    found = numbers_of(times)
+    assert [found[f"wait.p{p}"] for p in (50, 95, 99)] == pytest.approx([0.050, 0.095, 0.099])
+
+
+def test_an_epoch_without_end_keeps_only_its_last_times():
+    times = EpochTimes(0)
+    for i in range(10_000):
+        times.count(float(i), i + 0.5, 2)
+    assert len(times.single) == 4096 and times.batches == 10_000 and times.seeds == 20_000
+    assert times.seconds_waiting == 5000 and times.seconds_in_steps == pytest.approx(9999 * 0.5)
+
+
+def test_numbers_within_their_age_are_returned_again_and_a_change_does_not_reach_the_next_call():
+    loader = loader_of()
+    batches = iter(loader)
+    next(batches)
+    found = loader.metrics(max_age=1000)
+    found["batches"] = -1
+    next(batches)
+    assert loader.metrics(max_age=1000)["batches"] == 1
+    assert loader.metrics(max_age=0)["batches"] == 2
+
+
+def test_numbers_begin_again_after_reset_and_stay_in_a_copy():
+    loader = loader_of()
+    list(loader)
+    other = copy.copy(loader)
+    assert other.metrics() == loader.metrics() and other.metrics()["batches"] == 13
+    loader.reset_stats()
+    assert loader.metrics()["batches"] == 0 and loader.metrics()["rows.host"] == 0
+    list(loader)
+    assert loader.metrics()["batches"] == 13
+
+
+def test_an_epoch_left_early_keeps_its_numbers():
+    loader = loader_of()
+    for i, _ in enumerate(loader):
+        if i == 4:
+            break
+    first = loader.metrics()
+    assert first["batches"] == 5
+    assert loader.metrics(max_age=0) == first
+
+
+def test_the_transform_is_counted_by_itself():
+    def slow(batch: Any) -> Any:
+        time.sleep(0.003)
+        return batch
+
+    loader = loader_of(transform=slow)
+    list(loader)
+    found = loader.metrics()
+    assert 13 * 0.003 <= found["transform.seconds"] <= found["stage.assemble.seconds"] <= found["wait.seconds"]
+
+
+def test_spans_of_an_epoch_are_lines_with_known_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    expected = [batch.n_id for batch in loader_of()]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "new" / "traces"))
+    loader = loader_of(num_workers=2, transform=lambda batch: batch)
+    for batch, n_id in zip(loader, expected, strict=True):
+        assert torch.equal(batch.n_id, n_id)
+    lines = lines_of(tmp_path / "new" / "traces")
+    first, *spans, last = lines
+    assert (first["log_type_name"], last["log_type_name"], last["event_name"]) == ("loader", "epoch", "0")
+    assert first["context"]["options"] == {"seed": 0} and first["context"]["batches_by_rank"] == [13]
+    own = {name: number for name, number in loader.metrics().items() if not name.startswith(RECENT)}
+    assert last["context"] == pytest.approx(own, rel=1e-6, abs=1e-3)
+    trained = [span["step"] for span in spans if span["log_type_name"] == "train_end"]
+    assert trained == [*range(12)], "the last step ends after the epoch"
+    spans = [span for span in spans if span["log_type_name"] != "train_end"]
+    by_name = {name: [span for span in spans if span["log_type_name"] == f"{name}_end"] for name in
+               ("sample", "gather_host_rows", "assemble", "next", "transform", "draw")}  # fmt: skip
+    assert {name: sorted(span["step"] for span in of) for name, of in by_name.items()} == dict.fromkeys(
+        by_name, [*range(13)]
+    )
+    assert sum(map(len, by_name.values())) == len(spans)
+    assert sum(span["value"] for span in by_name["next"]) / 1e3 == pytest.approx(own["wait.seconds"], rel=1e-3)
+    assert {span["task_name"] for span in by_name["draw"]} <= {"salientpp-sample_0", "salientpp-sample_1"}
+    assert {span["task_name"] for span in by_name["next"]} == {"main"}
+    ends = [span["time_us"] for span in by_name["next"]]
+    assert ends == sorted(ends) and ends[-1] <= time.time() * 1e6
+
+
+def test_each_loader_copy_and_forked_process_has_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    loader = loader_of()
+    for each in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader_of(random_data(60, 300))))):
+        list(each)
+    files = [*tmp_path.iterdir()]
+    assert len(files) == 3
+    kinds = [[json.loads(line)["log_type_name"] for line in path.read_text().splitlines()] for path in files]
+    assert all(of[0] == "loader" and of[-1] == "epoch" and of.count("loader") == 1 for of in kinds)
+
+
+def test_a_profile_within_traced_epochs_changes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "spans"))
+    loader = loader_of()
+    with loader.profile(tmp_path / "trace.json"):
+        list(loader)
+    list(loader)
+    names = [line["log_type_name"] for line in lines_of(tmp_path / "spans")]
+    assert names.count("sample_end") == 26 and names.count("epoch") == 2
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" and event["cat"] == "sample" for event in events) == 13
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "inside"))
+    with pytest.raises(ValueError, match=r"SALIENTPP_TRACE_DIR must be a folder .*inside.*unset the variable"):
+        loader_of()
+
+
+def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        return opened(Path("/dev/full") if path.parent == tmp_path else path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    loader = loader_of()
+    with pytest.warns(UserWarning, match="spans are no longer written to .*No space left"):
+        assert len(list(loader)) == 13
+    assert len(list(loader)) == 13  # without a second warning, which would be an error here
+
+
+def _compare(rank: int, root: str, folder: str, slow: int) -> dict[str, float]:
+    import os
+
+    os.environ[VARIABLE] = folder
+
+    def transform(batch: Any) -> Any:
+        time.sleep(0.2 * (rank == slow))
+        return batch
+
+    part = salientpp.load(root)
+    loader = NeighborLoader(
+        part, FANOUTS, "train", batch_size=4, shuffle=True, seed=0, ranks_per_host=1, transform=transform
+    )
+    for _ in loader:
+        pass
+    return loader.metrics(all_ranks=True)
+
+
+def test_ranks_agree_on_the_slowest_and_write_what_they_measured_together(tmp_path: Path):
+    salientpp.partition(random_data(300, 2400), 3, tmp_path / "parts", FANOUTS, 4)
+    found = distributed.run(_compare, 3, str(tmp_path / "parts"), str(tmp_path / "traces"), 1)
+    for rank, of_rank in enumerate(found):
+        assert of_rank["rank"] == rank and of_rank["ranks"] == 3
+        assert of_rank["ranks.slowest"] == 1 and of_rank["ranks.slowest.stage.transform"] >= 0.2
+        assert (of_rank["peers.seconds"] > 0) and of_rank["rows.remote"] > 0
+        assert of_rank["ranks.slowest.seconds"] == found[1]["seconds"] - found[1]["peers.seconds"]
+    assert found[0]["peers.seconds"] > found[1]["peers.seconds"], "the others wait for the slow rank"
+    for rank in range(3):
+        first, *spans, last = lines_of(tmp_path / "traces", rank)
+        context = first["context"]
+        assert sorted(link[:2] for link in context["links"]) == [[a, b] for a in range(3) for b in range(3) if a != b]
+        assert all(rate > 0 for _, _, rate in context["links"])
+        sizes, rows = zip(*context["cache_forecast"])
+        assert sizes[0] == 0 and list(sizes) == sorted(set(sizes)) and list(rows) == sorted(rows, reverse=True)
+        assert rows[-1] == pytest.approx(0, abs=1e-6)
+        assert last["context"]["rows.remote"] == found[rank]["rows.remote"]
+        names = {span["log_type_name"] for span in spans}
+        assert {"peers_end", "gather_end", "exchange_rows_end", "next_end", "transform_end"} <= names
+
+
+def _only_one_traces(rank: int, root: str, folder: str) -> int:
+    import os
+
+    if rank == 0:
+        os.environ[VARIABLE] = folder
+    part = salientpp.load(root)
+    loader = NeighborLoader(part, FANOUTS, "train", batch_size=4, seed=0, ranks_per_host=1)
+    return sum(1 for _ in loader)
+
+
+def test_a_rank_may_trace_alone(tmp_path: Path):
+    salientpp.partition(random_data(120, 900, train_fraction=0.5), 2, tmp_path / "parts", FANOUTS, 4)
+    found = distributed.run(_only_one_traces, 2, str(tmp_path / "parts"), str(tmp_path / "traces"))
+    assert all(found)
+    assert lines_of(tmp_path / "traces")[0]["context"]["links"] == [] and not lines_of(tmp_path / "traces", 1)
