@@ -70,3 +70,13 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:,.3g} GB" if num_bytes < 999.5 else f"{num_bytes:,.0f} GB"
+
+
+def rounded_up(num_bytes: int) -> str:
+    """Returns bytes rounded up to two digits, in the form that ``memory`` takes: 13MB."""
+    exponent = max(0, len(str(num_bytes)) - 2)
+    number = -(-num_bytes // 10**exponent) * 10**exponent
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:g}{unit}"
+    return f"{number}B"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume, words_of_rows
-from salientpp.display import format_bytes
+from salientpp.display import format_bytes, rounded_up
 from salientpp.ways.planner.choices import index_bytes_of
 
 #: Fraction of the traffic that the recommended cache should save. A cache that saves less than the second fraction hardly helps.
@@ -64,7 +63,7 @@ def advised_memory(analysis: Analysis, caches: StaticCaches) -> str:
     travelling = [number for type_, number in analysis.num_vertices.items() if type_ not in analysis.replicated]
     size = caches[CACHE, "vip"][alpha][0].cache_bytes  # of all types
     return (
-        "" if saved < _HARDLY else _rounded_up(size + sum(index_bytes_of(each, analysis.parts) for each in travelling))
+        "" if saved < _HARDLY else rounded_up(size + sum(index_bytes_of(each, analysis.parts) for each in travelling))
     )
 
 
@@ -113,13 +112,3 @@ def _traffic(analysis: Analysis, caches: StaticCaches) -> str:
     size = f": {format_bytes(num_bytes)}, {format_bytes(step)} a step" if num_bytes else ""
     will = "fetch" if analysis.epochs else "are expected to fetch"
     return f"Without a cache, {machines} {will} {rows:,.0f} rows per epoch{size}."
-
-
-def _rounded_up(num_bytes: int) -> str:
-    """Writes a number of bytes with two digits, as `memory` takes it."""
-    exponent = max(0, int(math.log10(max(1, num_bytes))) - 1)
-    number = -(-num_bytes // 10**exponent) * 10**exponent
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:g}{unit}"
-    return f"{number}B"

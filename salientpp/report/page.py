@@ -65,7 +65,7 @@ _SHARED = {
     "background": None,
     "autosize": {"type": "fit-x", "contains": "padding"},
     "config": {
-        "axisX": {"labelOverlap": "greedy"},
+        "axisXQuantitative": {"tickCount": {"expr": "ceil(width / 90)"}},
         "font": "system-ui,sans-serif",
         "view": {"stroke": None},
         "axis": {

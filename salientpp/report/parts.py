@@ -27,7 +27,7 @@ PARTS = {
     "network": "network",
     "others": "waiting for slower ranks",
     "assemble": "assembling batches",
-    "rest": "rest",
+    "rest": "rest of next()",
 }
 _ROWS = ("gather_host_rows", "copy_to_device", "gather_device_rows")
 #: Stages of drawing from lists of other ranks.

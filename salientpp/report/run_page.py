@@ -191,10 +191,19 @@ def _timeline(timeline: dict[str, Any]) -> str:
             choice("ranks", "rank", ["all", *ranks], "all" if len(ranks) <= MOST_RANKS else ranks[0]),
         ],
         "transform": [
-            {
-                "filter": "datum.at >= first && datum.at <= last && (ranks == 'all' || split(datum.row, ' ')[0] == ranks)"
-            },
+            {"filter": "ranks == 'all' || split(datum.row, ' ')[0] == ranks"},
             {"calculate": "datum.start + datum.ms", "as": "end"},
+            {"calculate": "datum.at >= first && datum.at <= last", "as": "inside"},
+            {"calculate": "datum.inside ? datum.start : 1e15", "as": "from"},
+            {"calculate": "datum.inside ? datum.end : -1e15", "as": "to"},
+            # All ranks show the same time, also those that are ahead.
+            {
+                "joinaggregate": [
+                    {"op": "min", "field": "from", "as": "low"},
+                    {"op": "max", "field": "to", "as": "high"},
+                ]
+            },
+            {"filter": "datum.end >= datum.low && datum.start <= datum.high"},
         ],
         "height": {"step": 22},
         "mark": {"type": "bar", "stroke": "#8886", "strokeWidth": 0.5},

@@ -93,8 +93,7 @@ def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None
 def _of_rank(rank: int, spans: Sequence[Span], begun: float) -> list[dict[str, Any]]:
     asked = sorted((span.start, span.batch) for span in spans if span.name == "next")
     starts = [start for start, _ in asked]
-    threads = sorted({span.track for span in spans if span.track != "main"})
-    rows = {track: f"{rank} thread {place + 1}" for place, track in enumerate(threads)}
+    rows = {track: f"{rank} {name}" for track, name in _names_of_threads(spans).items()}
     found = []
     for span in spans:
         place = bisect_right(starts, span.start) - 1
@@ -111,6 +110,19 @@ def _of_rank(rank: int, spans: Sequence[Span], begun: float) -> list[dict[str, A
             }
         )
     return found
+
+
+def _names_of_threads(spans: Sequence[Span]) -> dict[str, str]:
+    """Returns a name of each thread: its work, and a number if several threads do the same."""
+    works: dict[str, list[str]] = {}
+    for track, name in sorted({(span.track, span.name) for span in spans if span.track != "main"}):
+        if all(track not in tracks for tracks in works.values()):
+            works.setdefault(name, []).append(track)
+    return {
+        track: f"{name} {place + 1}" if len(tracks) > 1 else name
+        for name, tracks in works.items()
+        for place, track in enumerate(tracks)
+    }
 
 
 def _around_the_median(spans: Sequence[dict[str, Any]], batches: Sequence[int]) -> Sequence[int]:

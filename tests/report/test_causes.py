@@ -7,7 +7,8 @@ import re
 import pytest
 from traces import Times, ranks_of
 
-from salientpp.report.causes import FEW, rounded_up, seconds, verdict_of
+from salientpp.display import rounded_up
+from salientpp.report.causes import FEW, seconds, verdict_of
 from salientpp.report.parts import PARTS, Job, transfer_of
 
 FAST = Times()
@@ -76,7 +77,7 @@ def test_a_slow_step_of_one_rank_is_told_where_others_wait_in_the_loader():
     ranks = [FAST, Times(train=0.4), FAST]
     verdict = verdict_of(Job.of(ranks_of(ranks)))
     assert (verdict.findings[0].cause, verdict.findings[0].rank) == ("uneven", 1)
-    assert "its training step takes 0.39 s a batch, that of the others 0.098 s" in verdict.sentences[0]
+    assert "its training step takes 0.39 s a batch, that of the others 98 ms" in verdict.sentences[0]
     # Where they wait in the step, all steps take as long.
     assert verdict_of(Job.of(ranks_of(ranks, "step"))).findings[0].cause == "training_step"
 
@@ -95,6 +96,28 @@ def test_the_second_cause_is_told_if_it_is_nearly_as_large():
     far = verdict_of(Job.of(ranks_of([Times(transform=0.2, sample=0.09)])))
     assert [finding.cause for finding in far.findings] == ["transform", "sampling"]
     assert len(far.sentences) == 3
+
+
+def test_two_causes_that_hide_each_other_are_told_together():
+    """Rank 0 waits for sampled batches as long as rank 1 runs its transform. Without one of them, the epoch is as long."""
+    verdict = verdict_of(Job.of(ranks_of([Times(sample=0.3), Times(transform=0.3)])))
+    (finding,) = verdict.findings
+    assert finding.cause == "together" and finding.expected == pytest.approx(4.3, abs=0.2)
+    for words in ("Two causes hide each other. Rank", "its `transform` takes 0.3 s", "Change both.", "`num_workers=2`"):
+        assert words in " ".join(verdict.sentences)
+
+
+def test_waiting_for_many_small_reasons_names_them():
+    """Parts of two ranks take 6 to 8 per cent each. Two changes together save 15 per cent, and one change of a tenth is not there."""
+    small = Times(train=0.2, transform=0.02, sample=0.02, rows=0.015)
+    verdict = verdict_of(Job.of(ranks_of([small] * 2)))
+    assert [finding.cause for finding in verdict.findings] == ["together"]
+    ranks = ranks_of([Times(train=0.2, transform=0.007, sample=0.007, rows=0.034)] * 2)
+    for rank in ranks:
+        rank.numbers["bytes.host"] = 1e12  # rows come from memory
+    verdict = verdict_of(Job.of(ranks))
+    assert [finding.cause for finding in verdict.findings] == ["nothing_alone"] and len(verdict.sentences) == 2
+    assert "for several reasons. A batch needs: taking rows 35 ms, transform 7 ms" in verdict.sentences[0]
 
 
 def test_few_batches_say_nothing():
@@ -159,6 +182,14 @@ def test_batches_made_ahead_in_threads_are_divided_like_the_work_of_these_thread
 
 
 def test_numbers_are_short():
-    assert [seconds(each) for each in (120.4, 9.97, 0.312, 0.0025, 0)] == ["120 s", "10 s", "0.31 s", "2.5 ms", "0 s"]
-    assert [rounded_up(each) for each in (0, 999, 30_720_001, 8e9)] == ["0B", "1kB", "31MB", "8GB"]
-    assert all(re.fullmatch(r"[\d.]+(B|kB|MB|GB)", rounded_up(1.7**n)) for n in range(50))
+    assert [seconds(each) for each in (120.4, 9.97, 0.312, 0.0997, 0.0994, 0.0025, 0)] == [
+        "120 s",
+        "10 s",
+        "0.31 s",
+        "0.1 s",
+        "99 ms",
+        "2.5 ms",
+        "0 s",
+    ]
+    assert [rounded_up(each) for each in (0, 999, 30_720_001, 8 * 10**9)] == ["0B", "1kB", "31MB", "8GB"]
+    assert all(re.fullmatch(r"[\d.]+(B|kB|MB|GB)", rounded_up(int(1.7**n))) for n in range(50))
