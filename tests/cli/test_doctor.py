@@ -201,7 +201,7 @@ def test_huge_pages_that_are_off_are_a_note(tmp_path, enabled, variable, texts):
 def test_locked_memory_counts_with_a_gpu_and_infiniband(monkeypatch, tmp_path):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     assert limits.check_locked_memory(machine(tmp_path)) is None
-    gpu = machine(tmp_path, {"proc/driver/nvidia/gpus/0000/information": ""})
+    gpu = machine(tmp_path, {"dev/nvidiactl": ""})
     assert limits.check_locked_memory(gpu).status == "ok"
     both = machine(tmp_path, {"sys/class/infiniband/mlx5_0": ""})
     assert "ulimit -l unlimited" in limits.check_locked_memory(both).notes[0]
@@ -300,15 +300,18 @@ def test_a_broken_operator_is_a_problem(monkeypatch, tmp_path, operator, text):
     )
 
 
-def test_a_gpu_that_torch_does_not_see_is_a_problem(monkeypatch, tmp_path):
+def test_a_gpu_that_torch_does_not_see_is_a_note(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert software.check_gpu(machine(tmp_path)).text == "none"
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
     files = {"proc/driver/nvidia/gpus/0000/information": "", "proc/driver/nvidia/version": version}
-    for runtime, text in ((None, "built for CPUs only"), ("13.0", "torch needs 13.0, and the driver is 570.86.15")):
+    inside = software.check_gpu(machine(tmp_path, files))
+    assert inside.text == "none" and "To use the 1 GPU of the host" in inside.notes[0]
+    files |= {"dev/nvidiactl": ""}
+    for runtime, text in ((None, "built for CPUs only"), ("13.0", "CUDA 13.0, and this one is 570.86.15")):
         monkeypatch.setattr(torch.version, "cuda", runtime)
         found = software.check_gpu(machine(tmp_path, files))
-        assert found.status == "problem" and text in found.problems[0]
+        assert found.status == "note" and text in found.notes[0]
         assert found.values["driver"] == "570.86.15"
     assert software.check_gpu(machine(tmp_path, CUDA_VISIBLE_DEVICES="")).status == "ok"
 

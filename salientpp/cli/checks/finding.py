@@ -62,5 +62,5 @@ class Machine:
 
     @property
     def has_gpu(self) -> bool:
-        """True if the kernel has the driver of a GPU, whether or not torch can use it."""
-        return bool(self.names("proc/driver/nvidia/gpus")) or (self.root / "dev/kfd").exists()
+        """True if this process may have a GPU, whether or not torch can use it. A container may see the driver in /proc and no device."""
+        return any((self.root / "dev" / name).exists() for name in ("nvidiactl", "kfd"))

@@ -66,7 +66,15 @@ def digests_of(part: PartitionedGraph, **options: Any) -> list[str]:
     from salientpp.loader.node_loader import NeighborLoader
 
     loader = NeighborLoader(
-        part, list(FANOUTS), "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, uneven="wrap", **options
+        part,
+        list(FANOUTS),
+        "train",
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        seed=SEED,
+        uneven="wrap",
+        device="cpu",
+        **options,
     )
     return [
         hashlib.sha256(

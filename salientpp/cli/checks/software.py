@@ -99,7 +99,9 @@ def check_gpu(machine: Machine) -> Finding:
         names = ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in gpus)
         return Finding(f"{names}; driver {values['driver'] or 'unknown'}, runtime {values['runtime']}", values)
     if not machine.has_gpu:
-        return Finding("none", values)
+        of_host = len(machine.names("proc/driver/nvidia/gpus"))
+        advice = f"To use the {of_host} GPU{'s' * (of_host > 1)} of the host, start the container with them (docker run --gpus all)."
+        return Finding("none", values, notes=[advice] if of_host else [])
     if machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return Finding("hidden by CUDA_VISIBLE_DEVICES", values)
     if values["runtime"] is None:
@@ -107,8 +109,9 @@ def check_gpu(machine: Machine) -> Finding:
             "Install a torch that can use the GPU (https://pytorch.org/get-started): this one was built for CPUs only."
         )
     else:
-        advice = f"Install a newer driver, or a torch for an older one: torch needs {values['runtime']}, and the driver is {values['driver'] or 'unknown'}."
-    return Finding("torch cannot use the GPU of this machine", values, problems=[advice])
+        needs = f"torch needs the driver of CUDA {values['runtime']}, and this one is {values['driver'] or 'unknown'}"
+        advice = f"Ask the scheduler for a GPU, or install a newer driver, or a torch for an older one: {needs}."
+    return Finding("torch cannot use the GPU of this machine", values, notes=[advice])
 
 
 def check_environment(machine: Machine) -> Finding:
