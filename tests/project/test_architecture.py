@@ -56,6 +56,7 @@ MAY_IMPORT = {
     "nn": {"batch", "containers", "ops", "sampling", "suggestions", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
+    "metrics": {"files", "loader.metrics", "versions"},
     "report": {"analysis", "display"},
     "layerwise": LOADERS | {"nn.layers", "nn.unchanged"},
     "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.planner"},
@@ -396,7 +397,17 @@ def test_no_file_is_named_utils_or_common():
 
 # --- importing has no side effects ------------------------------------------------------------------------
 
-HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", "pytorch_lightning", "accelerate"}
+HEAVY = {
+    "ogb",
+    "pymetis",
+    "matplotlib",
+    "torch_sparse",
+    "pandas",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "opentelemetry",
+}
 
 
 def test_importing_salientpp_changes_no_environment_and_loads_no_heavy_package(fresh):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import salientpp
+import salientpp.metrics
 import salientpp.nn
 from salientpp.analysis.plan_result import Planned, Prediction
 from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, Summed, Volume
@@ -24,9 +25,8 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 def test_api_pages_name_exactly_the_public_names():
     pages = [page.read_text() for page in (REFERENCE / "api").glob("*.md")]
     named = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
-    public = [f"salientpp.{name}" for name in salientpp.__all__] + [
-        f"salientpp.nn.{name}" for name in salientpp.nn.__all__
-    ]
+    rooms = (salientpp, salientpp.nn, salientpp.metrics)
+    public = [f"{room.__name__}.{name}" for room in rooms for name in room.__all__]
     named = [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in named]  # a module with the name of its function
     assert sorted(named) == sorted(public)
 

@@ -1,0 +1,97 @@
+"""Time series of the numbers of a loader: variable parts of a name become labels, and counters never decrease."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from salientpp.loader.metrics import METRICS, RECENT, Metric, metric_of
+
+#: Variable part of a name in ``METRICS`` -> name of the label.
+LABELS = {"NAME": "stage", "TIER": "tier", "KIND": "kind"}
+
+
+class HasMetrics(Protocol):
+    """Loader, or an object that follows one."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Series:
+    """Place of a number in another tool.
+
+    Attributes:
+        name: its name without variable parts, such as 'stage.seconds'.
+        metric: its unit, kind and meaning. Numbers of the last batches are gauges.
+        labels: the variable parts, such as 'stage' and 'sample'.
+    """
+
+    name: str
+    metric: Metric
+    labels: tuple[tuple[str, str], ...] = field(default=())
+
+
+@functools.cache
+def series_of(key: str) -> Series | None:
+    """Returns the series of a number of ``loader.metrics()``; None if it has no description."""
+    try:
+        template, metric = metric_of(key)
+    except KeyError:
+        return None
+    is_recent = key.startswith(RECENT)
+    if is_recent:
+        metric = Metric(metric.unit, "gauge", f"of the last batches: {metric.text}")
+    pairs = list(zip(template.split("."), key.removeprefix(RECENT).split("."), strict=True))
+    labels = tuple((LABELS.get(part, part.lower()), word) for part, word in pairs if part.isupper())
+    return Series(f"{RECENT if is_recent else ''}{name_of(template)}", metric, labels)
+
+
+def name_of(template: str) -> str:
+    """Returns a name of ``METRICS`` without its variable parts."""
+    return ".".join(part for part in template.split(".") if not part.isupper())
+
+
+def all_series() -> dict[str, Metric]:
+    """Returns every name that a series can have, with its description."""
+    keys = [key for name in METRICS if name != "rank" for key in (name, RECENT + name) if name.islower() or key == name]
+    return {series.name: series.metric for key in keys if (series := series_of(key)) is not None}
+
+
+class Reader:
+    """Reads the numbers of a loader, which it does not keep alive. Several threads may read.
+
+    The loader counts from the beginning of an epoch. A reader adds what it read last of earlier epochs, so its counters never decrease.
+    """
+
+    def __init__(self, loader: HasMetrics) -> None:
+        self._loader = weakref.ref(loader)
+        self._lock = threading.Lock()
+        self._epoch = -1.0
+        self._last: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def read(self) -> tuple[int, list[tuple[Series, float]]]:
+        """Returns the rank, and the present values. No values if the loader is gone."""
+        loader = self._loader()
+        if loader is None:
+            return 0, []
+        with self._lock:  # around the loader too, so that no thread brings older numbers after newer ones
+            found = loader.metrics()
+            is_new, self._epoch = found.get("epoch", 0.0) != self._epoch, found.get("epoch", 0.0)
+            values = [
+                (series, self._total(key, number, is_new) if series.metric.kind == "counter" else number)
+                for key, number in found.items()
+                if key != "rank" and (series := series_of(key)) is not None
+            ]
+        return int(found.get("rank", 0)), values
+
+    def _total(self, key: str, number: float, is_new: bool) -> float:
+        last = self._last.get(key, 0.0)
+        if is_new or number < last:
+            self._before[key] = self._before.get(key, 0.0) + last
+        self._last[key] = number
+        return self._before.get(key, 0.0) + number
