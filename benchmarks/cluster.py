@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
@@ -112,7 +112,7 @@ class Cluster:
             for host in range(self.num_hosts):
                 self._configure(host)
             if self._bytes_per_second is not None:
-                self._set_rate(self._bytes_per_second)
+                self._set_rate(self._bytes_per_second, range(self.num_hosts))
         except BaseException:
             self.__exit__()
             raise
@@ -131,19 +131,18 @@ class Cluster:
 
     # --- links --------------------------------------------------------------------------------------------
 
-    def set_rate(self, bytes_per_second: float) -> None:
-        """Sets the rate of every link, in each direction."""
+    def set_rate(self, bytes_per_second: float, host: int | None = None, *, receives: bool = True) -> None:
+        """Sets the rate of every link, or of the link of one host. With ``receives=False``, it limits only what hosts send."""
         self._check_ports()
-        self._set_rate(bytes_per_second)
+        self._set_rate(bytes_per_second, range(self.num_hosts) if host is None else [host], receives)
 
-    def _set_rate(self, bytes_per_second: float) -> None:
+    def _set_rate(self, bytes_per_second: float, hosts: Iterable[int], receives: bool = True) -> None:
         # In tc, bps means bytes per second.
         limit = f"root tbf rate {int(bytes_per_second)}bps burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
-        ports = range(self.num_hosts) if self._delay is None else []
-        for port in ports:
+        for port in hosts if receives and self._delay is None else []:
             _run_in(self._namespaces[0], f"tc qdisc replace dev port{port} {limit}")
-        for namespace in self._namespaces[1:]:
-            _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
+        for host in hosts:
+            _run_in(self._namespaces[1 + host], f"tc qdisc replace dev {_INTERFACE} {limit}")
 
     def _check_ports(self) -> None:
         if self._delay is not None:
