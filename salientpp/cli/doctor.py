@@ -97,6 +97,9 @@ def examine(machine: Machine, progress: Progress | None = None) -> dict[str, Fin
             progress.begin(f"checking {name}")
         try:
             finding = check(machine)
+        except ImportError as error:
+            again = "Run `salientpp doctor` again when torch and PyG can be imported: some checks need them."
+            finding = Finding(f"not checked ({error})", notes=[again])
         except Exception as error:
             finding = Finding(
                 f"this check failed ({type(error).__name__}: {error})",
@@ -108,9 +111,9 @@ def examine(machine: Machine, progress: Progress | None = None) -> dict[str, Fin
 
 
 def changes_of(findings: Mapping[str, Finding]) -> list[str]:
-    """Returns what to change: first problems, then notes."""
+    """Returns what to change: first problems, then notes. A sentence of several checks stands once."""
     problems = [text for finding in findings.values() for text in finding.problems]
-    return problems + [text for finding in findings.values() for text in finding.notes]
+    return list(dict.fromkeys(problems + [text for finding in findings.values() for text in finding.notes]))
 
 
 def as_json(findings: Mapping[str, Finding]) -> dict[str, Any]:

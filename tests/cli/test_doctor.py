@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -94,6 +95,15 @@ def test_a_failing_check_stops_no_other(capsys, monkeypatch):
     code, out, _ = run(capsys, "doctor")
     assert code == 0 and "this check failed (KeyError: 'a bug')" in out and "all well" in out
     assert "1. Report that the check of one failed" in out
+
+
+def test_checks_that_need_a_missing_library_are_told_once(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    checks = {name: doctor.CHECKS[name] for name in ("operators", "GPU")} | {"other": software.check_gpu}
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 2 and out.count("not checked (import of torch halted") == 2
+    assert re.findall(r"^\d\. (\w+)", out, re.MULTILINE) == ["Build", "Run"]
 
 
 def test_the_report_names_no_user(capsys, monkeypatch, tmp_path):
