@@ -9,14 +9,20 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from salientpp.metrics.exposition import prometheus
+    from salientpp.metrics.exposition import Exposition, prometheus
     from salientpp.metrics.instruments import otel
     from salientpp.metrics.line import progress
     from salientpp.metrics.loggers import LightningCallback
 
-_MODULES = {"LightningCallback": "loggers", "otel": "instruments", "progress": "line", "prometheus": "exposition"}
+_MODULES = {
+    "Exposition": "exposition",
+    "LightningCallback": "loggers",
+    "otel": "instruments",
+    "progress": "line",
+    "prometheus": "exposition",
+}
 
-__all__ = ["LightningCallback", "otel", "progress", "prometheus"]
+__all__ = ["Exposition", "LightningCallback", "otel", "progress", "prometheus"]
 
 
 def __getattr__(name: str) -> object:

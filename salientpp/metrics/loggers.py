@@ -22,7 +22,10 @@ def _callback() -> Any:
     return object
 
 
-class LightningCallback(_callback()):  # type: ignore[misc]
+Callback: Any = _callback()
+
+
+class LightningCallback(Callback):
     """Logs ``loader.metrics()`` of the training loader to all loggers of a Lightning ``Trainer``: ``Trainer(callbacks=[LightningCallback()])``.
 
     It works with :class:`~salientpp.lightning.LightningNodeData` and with loaders that are passed to ``fit``. Rank 0 logs its own numbers, every ``every``
@@ -39,7 +42,7 @@ class LightningCallback(_callback()):  # type: ignore[misc]
     """
 
     def __init__(self, every: int = 50, names: Sequence[str] = ("*",), all_ranks: bool = False) -> None:
-        if type(self).__mro__[1] is object:
+        if Callback is object:
             raise ModuleNotFoundError("LightningCallback needs Lightning: pip install 'salientpp[lightning]'")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every!r}")
