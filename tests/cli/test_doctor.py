@@ -419,7 +419,8 @@ def test_other_batches_of_two_ranks_are_a_problem(monkeypatch, way):
     digests = ["a", "b", "c", "d"]
     monkeypatch.setattr(self_test, "digests_of", lambda part, **options: digests)
     reports = [{"messages": digests[rank::2], "shared": digests[rank::2], "bytes_per_second": 1e9} for rank in range(2)]
-    monkeypatch.setattr(self_test, "_run", lambda folder, machine: reports)
+    monkeypatch.setattr(self_test, "COMMAND", (sys.executable, "-c", ""))
+    monkeypatch.setattr(self_test, "_reports", lambda codes, folder: reports)
     assert self_test.check_ranks(Machine()).status == "ok"
     reports[1][way] = ["b", "x"]
     assert f"two ranks ({way}) differ" in self_test.check_ranks(Machine()).problems[0]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from salientpp.store.directory.opened import PartitionedGraph
 
 RANKS, FANOUTS, BATCH_SIZE, SEED = 2, (5, 3), 64, 0
+
+#: File that appears when the dataset directory is complete.
+READY = "ready"
 
 #: Command that a rank runs; the folder and the rank follow.
 COMMAND = (sys.executable, "-m", "salientpp.cli.checks.self_test_rank")
@@ -43,11 +47,14 @@ def check_ranks(machine: Machine) -> Finding:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="salientpp-doctor-") as name:
         folder = Path(name)
-        data = synthetic(num_vertices=2000, num_features=32, seed=SEED)
-        part = partition(data, RANKS, folder / "parts", list(FANOUTS), BATCH_SIZE, method="random", seed=SEED)
-        expected = digests_of(part, logical_ranks=RANKS)
         try:
-            reports = _run(folder, machine)
+            with _ranks(folder, machine) as ranks:  # they import torch meanwhile
+                data = synthetic(num_vertices=2000, num_features=32, seed=SEED)
+                part = partition(data, RANKS, folder / "parts", list(FANOUTS), BATCH_SIZE, method="random", seed=SEED)
+                (folder / READY).touch()
+                expected = digests_of(part, logical_ranks=RANKS)
+                codes = _codes(ranks, folder, machine.seconds)
+            reports = _reports(codes, folder)
         except RanksFailed as error:
             advice = f"Look into the ranks that cannot work together: {error}. If a firewall separates processes of this machine, GLOO_SOCKET_IFNAME=lo helps."
             return Finding("two ranks of this machine failed", {"error": str(error)}, problems=[advice])
@@ -84,12 +91,9 @@ def digests_of(part: PartitionedGraph, **options: Any) -> list[str]:
     ]
 
 
-def _run(folder: Path, machine: Machine) -> list[dict[str, Any]]:
-    """Starts the ranks and returns their reports. No rank is left, whatever happens.
-
-    Raises:
-        RanksFailed: a rank failed, or has not ended in time.
-    """
+@contextlib.contextmanager
+def _ranks(folder: Path, machine: Machine) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Starts the ranks. No rank is left at the end of the block, whatever happens."""
     environ = {name: value for name, value in machine.environ.items() if not _OF_A_JOB.fullmatch(name)}
     path = os.pathsep.join(filter(None, [*sys.path, environ.get("PYTHONPATH")]))
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -100,16 +104,30 @@ def _run(folder: Path, machine: Machine) -> list[dict[str, Any]]:
             with (folder / f"{rank}.txt").open("wb") as said:
                 words = [*COMMAND, str(folder), str(rank), str(machine.seconds)]
                 ranks.append(subprocess.Popen(words, stdout=said, stderr=said, **options))
-        deadline = time.monotonic() + machine.seconds
-        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-            if time.monotonic() > deadline:
-                raise RanksFailed(f"they had not ended after {machine.seconds:g} s{_last_words(folder)}")
-            time.sleep(0.02)
+        yield ranks
     finally:
         for process in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # a session of its own, so its group has its number
             process.wait()
+
+
+def _codes(ranks: list[subprocess.Popen[bytes]], folder: Path, seconds: float) -> list[int | None]:
+    """Waits until all ranks have ended, or one has failed. Returns their exit codes; None for one that still runs.
+
+    Raises:
+        RanksFailed: they have not ended within this time.
+    """
+    deadline = time.monotonic() + seconds
+    while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+        if time.monotonic() > deadline:
+            raise RanksFailed(f"they had not ended after {seconds:g} s{_last_words(folder)}")
+        time.sleep(0.02)
+    return codes
+
+
+def _reports(codes: list[int | None], folder: Path) -> list[dict[str, Any]]:
+    """Returns the reports of ranks. Raises RanksFailed if one failed."""
     for rank, code in enumerate(codes):
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"

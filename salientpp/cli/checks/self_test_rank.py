@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from salientpp.cli.checks.self_test import RANKS, digests_of
+from salientpp.cli.checks.self_test import RANKS, READY, digests_of
 from salientpp.files import replace_file
 from salientpp.store.directory.load import load
 
@@ -37,7 +37,9 @@ def bytes_per_second(rank: int) -> float:
 
 def main() -> None:
     folder, rank, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    signal.alarm(int(seconds) + 5)  # in case the doctor itself is killed
+    signal.alarm(int(2 * seconds) + 5)  # in case the doctor itself is killed
+    while not (folder / READY).exists():
+        time.sleep(0.01)
     group = dist.FileStore(str(folder / "meeting"), RANKS)
     dist.init_process_group("gloo", store=group, rank=rank, world_size=RANKS, timeout=timedelta(seconds=seconds))
     part = load(folder / "parts")
