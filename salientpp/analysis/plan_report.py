@@ -22,7 +22,7 @@ from salientpp.ways.planner.result import COPIES, OTHERS
 _MOST_COMBINATIONS = 12
 
 #: Parts of an epoch, with their colours in the plot.
-_CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
+CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
 
 
 def shown(planned: Planned) -> list[RenderableType]:
@@ -82,7 +82,7 @@ def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
     columns: list[tuple[str, Any]] = [
         ("ways", attrgetter("ways")),
         ("seconds", lambda each: _short(each.seconds)),
-        *((cause, lambda each, cause=cause: _short(getattr(each, cause))) for cause in _CAUSES),
+        *((cause, lambda each, cause=cause: _short(getattr(each, cause))) for cause in CAUSES),
         ("network", lambda each: format_bytes(each.network_bytes)),
     ]
     device = f" and {words_of_bytes(best.device_budget)} of the device" if best.device_budget else ""
@@ -172,7 +172,7 @@ def plot(planned: Planned, kind: str) -> bytes:
         places.append(place)
         before = each.hosts
     bottom = [0.0] * len(chosen)
-    for cause, colour in _CAUSES.items():
+    for cause, colour in CAUSES.items():
         heights = [getattr(each, cause) for each in chosen]
         axes.bar(places, heights, 0.8, bottom=bottom, label=cause, color=colour)
         bottom = [low + height for low, height in zip(bottom, heights)]

@@ -71,6 +71,7 @@ TEXTS = {
     "--json": "write all figures to this file",
     "--csv": "write the first table to this file, one line per cell",
     "--plot": "draw fetched rows over α, as .png or .svg (needs matplotlib)",
+    "--html": "write a page with the answer, charts to point at and all tables (needs vl-convert-python)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
     "--parts-per-rank": "largest number of parts that one rank serves (default: 1)",
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     add_output = adder(output, TEXTS)
     add_output("--details", action="store_true")
-    for name in ("--json", "--csv", "--plot"):
+    for name in ("--json", "--csv", "--plot", "--html"):
         add_output(name, type=Path, metavar="FILE")
     how = parser.add_argument_group("assignment of vertices to parts", "No effect on a dataset directory.")
     add_partitioning(how)
@@ -203,6 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
             "json": lambda: (json.dumps(analysis.to_dict(), indent=1) + "\n").encode(),
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
+            "html": lambda: _page(analysis),
         }
         terminal.finish(
             _files(arguments),
@@ -352,7 +354,9 @@ def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
     """Returns the files to write, by the name of their option."""
-    return {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
+    return {
+        option: path for option in ("json", "csv", "plot", "html") if (path := getattr(arguments, option)) is not None
+    }
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
@@ -361,6 +365,16 @@ def _check_files(arguments: argparse.Namespace) -> None:
         from salientpp.analysis.report import check_plot
 
         check_plot(arguments.plot)
+    if arguments.html is not None:
+        from salientpp.report.page import check_charts
+
+        check_charts()
+
+
+def _page(analysis: Analysis) -> bytes:
+    from salientpp.report.analysis_page import analysis_page
+
+    return analysis_page(analysis)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from salientpp.store.directory.kinds import has_manifest
 if TYPE_CHECKING:
     from salientpp.analysis.batches import Batches
     from salientpp.analysis.plan import Question
+    from salientpp.analysis.plan_result import Planned
     from salientpp.ways.planner.machines import Machines
 
 #: Names that --allow accepts. They are the keys of salientpp.analysis.plan_result.ALLOWED, a module whose import takes seconds.
@@ -56,6 +57,7 @@ TEXTS = {
     "--epochs": "number of epochs to pay for (default: 1)",
     "--json": "write all figures to this file",
     "--plot": "draw the seconds of an epoch over hosts and memory, as .png or .svg (needs matplotlib)",
+    "--html": "write a page with the recommendation, charts to point at and all tables (needs vl-convert-python)",
 }
 
 
@@ -83,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, default=1)
     add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE")
+    add("--html", type=Path, metavar="FILE")
     add_seed(parser, "seed of batches and partition")
     add_data(parser)
 
@@ -144,6 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
         contents: dict[str, Callable[[], bytes]] = {
             "json": lambda: (json.dumps(planned.to_dict(), indent=1) + "\n").encode(),
             "plot": lambda: plan_report.plot(planned, arguments.plot.suffix[1:].lower()),
+            "html": lambda: _page(planned),
         }
         terminal.finish(_files(arguments), contents, arguments.written, lambda: plan_report.shown(planned))
         return 0
@@ -208,7 +212,7 @@ def _batches(arguments: argparse.Namespace, part: Any) -> Batches:
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
     """Returns the files to write, by the name of their option."""
-    return {option: path for option in ("json", "plot") if (path := getattr(arguments, option)) is not None}
+    return {option: path for option in ("json", "plot", "html") if (path := getattr(arguments, option)) is not None}
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
@@ -217,6 +221,16 @@ def _check_files(arguments: argparse.Namespace) -> None:
         from salientpp.analysis.report import check_plot
 
         check_plot(arguments.plot)
+    if arguments.html is not None:
+        from salientpp.report.page import check_charts
+
+        check_charts()
+
+
+def _page(planned: Planned) -> bytes:
+    from salientpp.report.plan_page import plan_page
+
+    return plan_page(planned)
 
 
 def _words(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from salientpp.display import Table
 from salientpp.display import html as html_of
 
 #: Colours that differ for readers who confuse red and green, on white and on black.
-COLOURS = ("#7a8aa0", "#b9c3d0", "#e08214", "#8e6bbf", "#c7a500", "#d1495b", "#3aa6a6", "#4c78a8", "#a3a3a3")
+COLOURS = ("#4c78a8", "#e08214", "#3aa6a6", "#8e6bbf", "#c7a500", "#d1495b", "#7a8aa0", "#b9c3d0", "#8c6d5a")
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--text:#1c2330;--dim:#5b6575;--line:#d9dee6;--box:#f4f6f9;--lead:#e8eefc;--mark:#2f5bd0}
@@ -27,18 +27,18 @@ _STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:16px;background:var(--page);color:var(--text);font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 h1{font-size:1.35rem;margin:.2em 0 .5em}h2{font-size:1.15rem;margin:2em 0 .4em}h3{font-size:1rem;margin:1.4em 0 .3em}
-p{margin:.5em 0}.dim,caption,figcaption{color:var(--dim);font-size:.9rem}
+p{margin:.5em 0}.dim,.title,figcaption{color:var(--dim);font-size:.9rem}.title{margin:1em 0 0}
 .lead{background:var(--lead);border-left:4px solid var(--mark);padding:10px 16px;font-size:1.15rem;border-radius:4px}
 code{font:.92em ui-monospace,monospace;background:var(--box);padding:1px 4px;border-radius:3px}.lead code{background:var(--page)}
 details{margin:.5em 0}summary{cursor:pointer;color:var(--mark);font-size:.92rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;margin:.5em 0;font-variant-numeric:tabular-nums}
-caption{text-align:left;padding:0 0 4px}th,td{padding:3px 10px 3px 0;text-align:right;border-bottom:1px solid var(--line);overflow-wrap:normal}
+.wide :is(th,td){white-space:nowrap}th,td{padding:3px 10px 3px 0;text-align:right;border-bottom:1px solid var(--line);overflow-wrap:normal}
 th:first-child,td:first-child,.texts td,.texts th{text-align:left;vertical-align:top}th{font-weight:600;vertical-align:bottom}
-figure{margin:.6em 0}.chart,.chart.vega-embed{display:block;width:100%}.chart svg text{fill:var(--text)!important}
+figure{margin:.6em 0}.chart,.chart.vega-embed{display:flex;flex-direction:column;width:100%}.chart svg text{fill:var(--text)!important}
 .chart svg :is(.role-axis-grid,.role-axis-domain,.role-axis-tick) line{stroke:var(--line)!important}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.88rem;padding:0;margin:.3em 0;list-style:none}
 .legend i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.35em}
-.vega-bindings{display:flex;flex-wrap:wrap;gap:6px 16px;margin:.3em 0}.vega-bind{font-size:.9rem}
+.vega-bindings{order:-1;display:flex;flex-wrap:wrap;gap:6px 16px;margin:.3em 0}.vega-bind{font-size:.9rem}
 .vega-bind-name{margin-right:.4em;color:var(--dim)}.vega-bind :is(input,select){font:inherit;color:inherit;background:var(--box);
 border:1px solid var(--line);border-radius:4px;padding:2px 6px;max-width:60vw}
 #vg-tooltip-element{background:var(--box)!important;color:var(--text)!important;border:1px solid var(--line)!important;font:13px/1.4 system-ui!important}
@@ -132,12 +132,30 @@ def paragraph(text: str, kind: str = "") -> str:
     return f'<p class="{kind}">{marked(text)}</p>' if kind else f"<p>{marked(text)}</p>"
 
 
-def table(what: Table, texts: bool = False) -> str:
-    """Returns a table, which a narrow page scrolls. ``texts``: its cells are sentences, in which backticks mark code."""
+def table(what: Any, texts: bool = False) -> str:
+    """Returns a table below its title. A narrow page scrolls it.
+
+    Args:
+        texts: the cells are sentences, in which backticks mark code. They wrap instead.
+    """
     made = html_of(what)
-    if not texts:
-        return f'<div class="wide">{made}</div>'
-    return f'<div class="texts">{_with_code(made)}</div>'
+    title = re.search(r"<caption>(.*?)</caption>", made)
+    above = f'<p class="title">{title[1]}</p>' if title else ""
+    made = made.replace(title[0], "") if title else made
+    return f'{above}<div class="texts">{_with_code(made)}</div>' if texts else f'{above}<div class="wide">{made}</div>'
+
+
+def shown_blocks(blocks: Iterable[Any]) -> list[str]:
+    """Returns texts, commands (texts of ``rich``) and tables that a terminal shows, as HTML."""
+    found = []
+    for block in blocks:
+        if isinstance(block, str):
+            found.append(paragraph(block))
+        elif hasattr(block, "columns"):
+            found.append(table(block))
+        else:
+            found.append(f"<p><code>{escape(str(block).strip())}</code></p>")
+    return found
 
 
 def details(title: str, inner: str) -> str:
@@ -179,7 +197,9 @@ def stacked_bars(
         across: bars lie on their side, which leaves room for many.
     """
     bar: dict[str, Any] = {"field": over, "type": "ordinal", "title": over, "sort": None}
-    length: dict[str, Any] = {"field": amount[0], "type": "quantitative", "title": amount[1], "axis": {"format": "~s"}}
+    length: dict[str, Any] = {"field": amount[0], "type": "quantitative", "title": amount[1]}
+    if amount[0] == "rows":
+        length["axis"] = {"format": "~s"}
     number = len({each[over] for each in values})
     if not across:
         bar["axis"] = {"labelAngle": 0}

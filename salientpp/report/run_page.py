@@ -29,6 +29,18 @@ from salientpp.report.timeline import COLOURS, timeline_of
 
 #: Tiers that hold a row, the nearest first, and their colours.
 TIERS = {"device": "#3aa6a6", "host": "#4c78a8", "cache": "#c7a500", "remote": "#d1495b"}
+#: Colours of the parts of an epoch, as in the timeline.
+PART_COLOURS = {
+    "train": "#7a8aa0",
+    "step_wait": "#b9c3d0",
+    "transform": "#e08214",
+    "sample": "#8e6bbf",
+    "rows": "#c7a500",
+    "network": "#d1495b",
+    "others": "#3aa6a6",
+    "assemble": "#4c78a8",
+    "rest": "#a3a3a3",
+}
 #: Most ranks whose timelines are shown at first, and most spans of the table below the timeline.
 MOST_RANKS, MOST_LINES = 8, 1000
 
@@ -136,7 +148,7 @@ def _reasons(numbers: dict[str, Any]) -> str:
 
 def _bars(ranks: Sequence[dict[str, Any]]) -> str:
     used = [part for part in PARTS if any(each["parts"][part] > 0 for each in ranks)]
-    colours = {PARTS[part]: colour for part, colour in colours_of(PARTS).items() if part in used}
+    colours = {PARTS[part]: PART_COLOURS[part] for part in used}
     values = [
         {"rank": each["rank"], "part": PARTS[part], "order": order, "seconds": (spent := each["parts"][part])}
         | {"batch": spent / max(1, each["batches"]) * 1e3, "share": spent / max(1e-12, each["seconds"])}

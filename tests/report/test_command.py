@@ -76,6 +76,8 @@ def test_a_missing_package_is_named(capsys, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     said = mistake(capsys, "report", "trace")
     assert "a page needs vl-convert-python" in said and "pip install 'salientpp[report]'" in said
+    for words in ("analyze synthetic --parts 2", "plan synthetic --machines 10GbE --hosts 2"):
+        assert "a page needs vl-convert-python" in mistake(capsys, *words.split(), "--html", "page.html")
 
 
 def test_names_of_files_and_options_are_texts_of_the_page(capsys, folder):

@@ -56,7 +56,7 @@ CONTRAST = """(() => {
 #: What charts show of their marks.
 LABELS = "[...document.querySelectorAll('.chart')].map((c) => [...c.querySelectorAll('[aria-label]')].map((e) => e.getAttribute('aria-label')))"
 TABLES = """[...document.querySelectorAll('table')].map((t) => ({
-  title: t.caption ? t.caption.textContent : '', lines: [...t.rows].map((r) => [...r.cells].map((c) => c.textContent))}))"""
+  title: (t.closest('.wide, .texts').previousElementSibling || t).textContent, lines: [...t.rows].map((r) => [...r.cells].map((c) => c.textContent))}))"""
 
 
 def browse(page: Path, profile: Path, steps: Callable[[Tab], Coroutine[Any, Any, Any]]) -> Any:  # noqa: F811
@@ -242,3 +242,86 @@ def test_records_without_spans_rows_and_memory_make_a_page(report, profile, tmp_
     texts = browse(page, profile, lambda tab: tab.value("document.body.innerText"))
     for words in ("have no spans", "No rows were counted", "do not say how much memory"):
         assert words in texts
+
+
+@pytest.fixture
+def command(tmp_path, capsys) -> Callable[..., tuple[Path, dict]]:
+    def made(*words: object) -> tuple[Path, dict]:
+        page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
+        code, _, err = run(capsys, *words, "--html", page, "--json", numbers)
+        assert code == 0, err
+        assert page.stat().st_size < MOST_BYTES
+        return page, json.loads(numbers.read_text())
+
+    return made
+
+
+def points(labels: list[str]) -> dict[str, dict[float, float]]:
+    """Amounts over α by policy, from the labels of marks. The label of a line repeats its first point."""
+    found: dict[str, dict[float, float]] = {}
+    for label in labels:
+        matched = re.search(r"size of the cache, α: ([\d.]+); amount: ([\d.,]+); policy: ([^;]+)", label)
+        if matched:
+            found.setdefault(matched[3], {})[float(matched[1])] = float(matched[2].replace(",", ""))
+    return found
+
+
+def test_the_page_of_an_analysis_shows_its_numbers(command, profile):  # noqa: F811
+    graph = "synthetic:num_vertices=600,num_features=8"
+    page, numbers = command(
+        "analyze", graph, "--parts", 3, "--num-neighbors=4,3", "--num-neighbors=2", "--epochs", 1, "--lookahead", "auto"
+    )
+    of_two = [each for each in numbers["results"] if each["num_neighbors"] == [2] and each["way"] == "cache"]
+
+    async def steps(tab: Tab) -> list[Any]:
+        await fits(tab)
+        found = [await tab.value("document.querySelector('.lead').textContent"), (await tab.value(LABELS))[0]]
+        await set_input(tab, "show", "rows an epoch")
+        await set_input(tab, "num_neighbors", "2")
+        found.append((await tab.value(LABELS))[0])
+        await set_input(tab, "policy", "degree")
+        return [*found, (await tab.value(LABELS))[0], await tab.value(LABELS)]
+
+    lead, shares, rows, degree, everything = browse(page, profile, steps)
+    assert "A VIP cache of" in lead and "3 machines fetch" in lead
+    assert points(shares)["vip"][0.0] == 1.0 and "vip, lookahead" in points(shares)
+    for policy in ("vip", "degree", "random", "oracle"):
+        of_policy = [each for each in of_two if each["policy"] == policy]
+        counted = {each["replication_factor"]: each["remote_rows_per_epoch"] for each in of_policy}
+        assert points(rows)[policy] == pytest.approx(counted, rel=1e-3) and len(counted) == 7
+    assert [*points(degree)] == ["degree"]
+    by_rank = [label for label in everything[1] if "rows an epoch" in label and "rank" in label]
+    assert len(by_rank) == 3
+
+
+def test_the_page_of_an_analysis_of_a_typed_directory_fits(command, profile, tmp_path, capsys):  # noqa: F811
+    mag = tmp_path / "mag"
+    assert run(capsys, "partition", "synthetic-mag:num_papers=300", mag, "--parts", 2, "--method", "random")[0] == 0
+    page, _ = command("analyze", mag, "--epochs", 1, "--num-neighbors=3,2")
+    browse(page, profile, fits)
+
+
+def test_the_page_of_a_plan_shows_its_numbers(command, profile):  # noqa: F811
+    machines = "--machines", "10GbE", "--set", "step.seconds=0.01", "--price", 2
+    page, numbers = command("plan", "synthetic:num_vertices=600", "--hosts", "2,3", *machines)
+    chosen = [each for each in numbers["predictions"] if each["chosen"]]
+
+    async def steps(tab: Tab) -> list[Any]:
+        await fits(tab)
+        found = [await tab.value("document.querySelector('.lead').textContent")]
+        for hosts in (2, 3):
+            await set_input(tab, "hosts", hosts)
+            found.append((await tab.value(LABELS))[0])
+        return [*found, await tab.value(TABLES)]
+
+    lead, *drawn, tables = browse(page, profile, steps)
+    assert lead.startswith("Recommended: ") and "Cheapest: " in lead
+    for hosts, labels in zip((2, 3), drawn):
+        seconds = [float(each) for label in labels for each in re.findall(r"seconds of an epoch: ([\d.]+)", label)]
+        wanted = [each for each in chosen if each["hosts"] == hosts]
+        assert sum(seconds) == pytest.approx(sum(each["seconds"] for each in wanted), rel=0.05)
+    heads, *lines = next(table["lines"] for table in tables if {"for copies", "seconds"} < {*table["lines"][0]})
+    assert len(lines) == len(numbers["predictions"]) and heads[3] == "seconds"
+    assert [float(line[3]) for line in lines] == pytest.approx(
+        [each["seconds"] for each in numbers["predictions"]], rel=1e-3
+    )

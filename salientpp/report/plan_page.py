@@ -1,0 +1,115 @@
+"""Makes the page of a plan: the recommendation, the epoch of each combination, and the tables that the command prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from salientpp.analysis.plan_report import CAUSES, shown, words_of_bytes
+from salientpp.analysis.plan_result import Planned
+from salientpp.display import Table, format_bytes
+from salientpp.report.page import Chart, choice, colour_by, colours_of, page, section, shown_blocks, stacked_bars, tips
+
+BEST = "the best of each memory"
+
+
+def plan_page(planned: Planned) -> bytes:
+    """Returns the page. It shows the numbers of ``planned.to_dict()``."""
+    found = planned.to_dict()
+    predictions = [_point(each) for each in found["predictions"]]
+    best = found["recommended"]
+    blocks = shown(planned)
+    answer = [block for block in blocks if isinstance(block, str) and block.startswith(("Recommended: ", "Cheapest: "))]
+    sections = [
+        section("Expected epoch", _epochs(predictions, best)),
+        section("Memory of a host", _memory(predictions, best)),
+        section("Tables", *shown_blocks([block for block in blocks if block not in answer])),
+    ]
+    return page(f"Plan for {found['dataset']}", answer, sections)
+
+
+def _point(prediction: dict[str, Any]) -> dict[str, Any]:
+    """Returns the prediction, with a name of its memory."""
+    device = prediction["device_budget"]
+    memory = words_of_bytes(prediction["budget"]) + (f", device {words_of_bytes(device)}" if device else "")
+    return {**prediction, "copies": memory}
+
+
+def _choices(predictions: list[dict[str, Any]], best: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns parameters that choose the number of hosts and the combination, and the filters that apply them."""
+    hosts = list(dict.fromkeys(each["hosts"] for each in predictions))
+    ways = [BEST, *dict.fromkeys(each["ways"] for each in predictions)]
+    params = [choice("the_hosts", "hosts", hosts, predictions[best]["hosts"]), choice("the_ways", "ways", ways)]
+    chosen = f"the_ways == '{BEST}' ? datum.chosen : datum.ways == the_ways"
+    return params, [{"filter": "datum.hosts == the_hosts"}, {"filter": chosen}]
+
+
+def _epochs(predictions: list[dict[str, Any]], best: int) -> str:
+    """Draws the seconds of an epoch by cause, for each memory."""
+    params, filters = _choices(predictions, best)
+    names = ("hosts", "copies", "ways", "chosen", "cost")
+    values = [
+        {name: each[name] for name in names}
+        | {
+            "cause": cause,
+            "order": order,
+            "seconds": max(0.0, round(each[cause], 9)),
+            "all": each["seconds"],
+            "MB": each["network_bytes"] / 1e6,
+        }
+        for each in predictions
+        for order, cause in enumerate(CAUSES)
+    ]
+    has_price = any(each["cost"] is not None for each in predictions)
+    titles = {
+        "cause": "cause",
+        "seconds": "seconds:,.4~g",
+        "all": "epoch, s:,.4~g",
+        "ways": "ways",
+        "MB": "network, MB:,.4~g",
+    }
+    titles |= {"hosts": "hosts", "copies": "for copies"} | ({"cost": "cost:,.4~g"} if has_price else {})
+    colour = colour_by("cause", CAUSES)
+    spec = stacked_bars(
+        values, "copies", ("seconds", "seconds of an epoch"), colour, tips(**titles), params=params, transform=filters
+    )
+    spec["encoding"]["y"]["title"] = None
+    heads = ["ways", "hosts", "for copies", "seconds", *CAUSES, "network", *(["cost"] if has_price else [])]
+    lines = [
+        [
+            each["ways"], str(each["hosts"]), each["copies"], *(f"{each[name]:,.4g}" for name in ("seconds", *CAUSES)),
+            format_bytes(each["network_bytes"]), *([f"{each['cost']:,.4g}"] if has_price else []),
+        ]
+        for each in predictions
+    ]  # fmt: skip
+    caption = (
+        "`loading` is the time that loading adds to training, and `waiting` is waiting for the network or the device."
+    )
+    return Chart(spec, Table(heads, lines), CAUSES, caption).html()
+
+
+def _memory(predictions: list[dict[str, Any]], best: int) -> str:
+    """Draws the memory of the host that needs the most, by kind."""
+    kinds = list(dict.fromkeys(kind for each in predictions for kind, size in each["memory"].items() if size))
+    colours = colours_of(kinds)
+    params, filters = _choices(predictions, best)
+    values = [
+        {name: each[name] for name in ("hosts", "copies", "ways", "chosen")}
+        | {"kind": kind, "order": order, "MB": each["memory"].get(kind, 0) / 1e6}
+        for each in predictions
+        for order, kind in enumerate(kinds)
+    ]
+    shown_fields = tips(kind="kind", MB="MB:,.4~g", copies="for copies", ways="ways")
+    spec = stacked_bars(
+        values, "copies", ("MB", "MB"), colour_by("kind", colours), shown_fields, params=params, transform=filters
+    )
+    spec["encoding"]["y"]["title"] = None
+    lines = [
+        [
+            each["ways"],
+            str(each["hosts"]),
+            each["copies"],
+            *(format_bytes(each["memory"].get(kind, 0)) for kind in kinds),
+        ]
+        for each in predictions
+    ]
+    return Chart(spec, Table(["ways", "hosts", "for copies", *kinds], lines), colours).html()
