@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from salientpp.loader.metrics import METRICS, RECENT, Metric, metric_of
 
@@ -64,7 +64,8 @@ def all_series() -> dict[str, Metric]:
 class Reader:
     """Reads the numbers of a loader, which it does not keep alive. Several threads may read.
 
-    The loader counts from the beginning of an epoch. A reader adds what it read last of earlier epochs, so its counters never decrease.
+    Counters never decrease. Most are totals of ``loader.stats()``. The others are counted from the beginning of an epoch; the reader adds what it read
+    last of earlier epochs.
     """
 
     def __init__(self, loader: HasMetrics) -> None:
@@ -81,17 +82,44 @@ class Reader:
             return 0, []
         with self._lock:  # around the loader too, so that no thread brings older numbers after newer ones
             found = loader.metrics()
+            stats = loader.stats() if hasattr(loader, "stats") else None
             is_new, self._epoch = found.get("epoch", 0.0) != self._epoch, found.get("epoch", 0.0)
-            values = [
-                (series, self._total(key, number, is_new) if series.metric.kind == "counter" else number)
-                for key, number in found.items()
-                if key != "rank" and (series := series_of(key)) is not None
-            ]
+            values: list[tuple[Series, float]] = []
+            for key, number in found.items():
+                series = series_of(key)
+                if series is None or key == "rank":
+                    continue
+                if series.metric.kind == "counter":
+                    total = None if stats is None else total_of(stats, key)
+                    number = self._sum(key, number, is_new) if total is None else self._sum(key, total, False)
+                values.append((series, number))
         return int(found.get("rank", 0)), values
 
-    def _total(self, key: str, number: float, is_new: bool) -> float:
+    def _sum(self, key: str, number: float, is_new: bool) -> float:
         last = self._last.get(key, 0.0)
         if is_new or number < last:
             self._before[key] = self._before.get(key, 0.0) + last
         self._last[key] = number
         return self._before.get(key, 0.0) + number
+
+
+def total_of(stats: Any, key: str) -> float | None:
+    """Returns the total of all epochs that the statistics of a loader have for a counter; None if they lack it."""
+    match key.split("."):
+        case ["batches"]:
+            return stats.batches
+        case ["wait", "seconds"]:
+            return stats.seconds_waiting
+        case ["peers", "seconds"]:
+            return stats.seconds_for_peers
+        case ["stage", name, "seconds"]:
+            return stats.seconds_by_stage.get(name)
+        case ["work", kind, "seconds"] | ["transform" as kind, "seconds"]:
+            return stats.seconds_of_work.get(kind, 0.0)
+        case ["bytes", ("sent" | "received") as way]:
+            return getattr(stats, f"bytes_{way}")
+        case ["rows", tier]:
+            return getattr(stats, f"rows_{tier}")
+        case ["bytes", tier]:
+            return sum(of_type[tier] * stats.row_bytes.get(type_, 0) for type_, of_type in stats.by_type.items())
+    return None

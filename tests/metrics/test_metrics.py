@@ -107,6 +107,39 @@ def test_counters_never_decrease_over_epochs_and_resets():
     assert seen == [10, 12, 17, 21, 41, 42, 43]
 
 
+def test_totals_are_exact_however_rarely_they_are_read(tmp_path):
+    distributed.run(_check_totals, 2, str(salientpp.partition(random_data(), 2, tmp_path / "d", [3, 2], 16).root))
+
+
+def _check_totals(rank: int, root: str) -> None:
+    made = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=16, num_workers=1, ranks_per_host=1)
+    reader = Reader(made)
+
+    def read() -> dict[str, float]:
+        return {
+            ".".join([series.name, *(word for _, word in series.labels)]): number for series, number in reader.read()[1]
+        }
+
+    before, rows, batches = read(), 0, 0
+    assert before["batches"] == before["rows.host"] == 0
+    for epoch in range(5):
+        for batch in made:
+            rows, batches = rows + batch.num_nodes, batches + 1
+        if epoch == 3:
+            read()
+    for _ in range(2):
+        found = read()
+        assert found["batches"] == batches and sum(found[f"rows.{tier}"] for tier in ("host", "remote")) == rows
+        assert found["bytes.received"] >= found["bytes.remote"] > 0 and found["stage.seconds.sample"] > 0
+        assert all(number >= before[name] for name, number in found.items() if series_kind(name) == "counter")
+        before = found
+        made.reset_stats()
+
+
+def series_kind(name: str) -> str:
+    return next(metric.kind for own, metric in all_series().items() if name == own or name.startswith(f"{own}."))
+
+
 # --- OpenTelemetry ----------------------------------------------------------------------------------------
 
 
