@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 from salientpp.display import format_bytes, rounded_up
 from salientpp.report.parts import PARTS, Job, transfer_of
@@ -23,7 +22,7 @@ WORTH, NEAR = 0.1, 0.7
 #: Fewest batches of a rank that say something.
 FEW = 10
 #: Bytes a second above which rows come from memory rather than from a disk or a network file system.
-FROM_MEMORY = 1e9
+FROM_MEMORY = 3e8
 #: A link below this share of the speed of the other links is slow.
 SLOW_LINK = 1 / 3
 HALF = "; half the bytes take half the time"
@@ -159,13 +158,17 @@ def transform(job: Job) -> Finding:
 def sampling(job: Job) -> Finding:
     """Sampling threads that draw fewer batches than the loop takes."""
     place, rank, what = _takes(job, "sample", "waiting for sampled batches")
-    workers = int(job.ranks[place].about.get("num_workers") or 0)
     drawn = job.ranks[place].of("work.draw.seconds") or job.parts[place]["sample"]
-    without = job.expected(sample=[0.0] * len(job.ranks))
-    enough = max(workers + 1, math.ceil(drawn / max(0.9 * without, 1e-9)))
-    more = f"; {enough} threads need {seconds(drawn / enough)} each for {seconds(drawn)} of drawing"
-    change = f"Use `num_workers={enough}` instead of {workers}, on cores that the model leaves free."
+    change, more = _threads(job, place, drawn, job.expected(sample=[0.0] * len(job.ranks)))
     return _finding(job, "sampling", "sample", rank, what, change, more=more)
+
+
+def _threads(job: Job, place: int, work: float, left: float) -> tuple[str, str]:
+    """Returns how many threads do this work within ``left`` seconds, and why."""
+    workers = int(job.ranks[place].about.get("num_workers") or 0)
+    enough = max(workers + 1, math.ceil(work / max(0.9 * left, 1e-9)))
+    change = f"Use `num_workers={enough}` instead of {workers}, on cores that the model leaves free."
+    return change, f"; {enough} threads need {seconds(work / enough)} each for {seconds(work)} of work"
 
 
 def rows(job: Job) -> Finding:
@@ -174,6 +177,9 @@ def rows(job: Job) -> Finding:
     slow = job.ranks[place]
     taken = slow.of("bytes.host") + slow.of("bytes.cache") + slow.of("bytes.sent")
     worked = slow.of("work.gather.seconds") or job.parts[place]["rows"]
+    if slow.is_alone and not slow.about.get("num_workers"):  # the loop's own thread takes the rows
+        change, more = _threads(job, place, worked, job.expected(rows=[0.0] * len(job.ranks)))
+        return _finding(job, "rows", "rows", rank, what, change, more=more)
     speed = taken / worked if worked else math.inf
     if taken and speed < FROM_MEMORY:
         more = f"; rows come at {format_bytes(speed)} a second, and memory gives {format_bytes(FROM_MEMORY)} or more"
@@ -390,8 +396,3 @@ CAUSES: Sequence[Callable[[Job], Finding | None]] = (
     uneven,
     assembling,
 )
-
-
-def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Returns JSON values."""
-    return {"sentences": [*verdict.sentences], "findings": [vars(finding) for finding in verdict.findings]}

@@ -210,12 +210,11 @@ def stacked_bars(
 
 
 def choice(name: str, label: str, values: Sequence[Any], first: Any = None) -> dict[str, Any]:
-    """Returns a parameter that the reader chooses from a list."""
-    return {
-        "name": name,
-        "value": values[0] if first is None else first,
-        "bind": {"input": "select", "options": [*values], "name": label},
-    }
+    """Returns a parameter that the reader chooses from a list. Without a choice (one value besides 'all'), it has no input."""
+    chosen = {"name": name, "value": values[0] if first is None else first}
+    if len({*values} - {"all"}) < 2:
+        return chosen
+    return {**chosen, "bind": {"input": "select", "options": [*values], "name": label}}
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[str]) -> bytes:

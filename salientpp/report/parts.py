@@ -56,6 +56,11 @@ class Rank:
     def batches(self) -> int:
         return int(self.of("batches"))
 
+    @property
+    def is_alone(self) -> bool:
+        """True if this process has all rows: its threads then make whole batches."""
+        return bool(self.stages) and set(self.stages) <= _ALONE
+
     @cached_property
     def stages(self) -> dict[str, float]:
         """Seconds of each stage."""
@@ -151,7 +156,7 @@ def _of_rank(rank: Rank, least: float, transfer: float) -> dict[str, float]:
     stages = rank.stages
     parts = dict.fromkeys(PARTS, 0.0) | {"train": rank.of("step.seconds"), "transform": min(transform, wait)}
     inside = max(0.0, wait - transform)
-    if stages and set(stages) <= _ALONE:
+    if rank.is_alone:
         # A thread may make whole batches ahead. The loop's waiting is then divided like the work of such threads.
         works = {"sample": rank.of("work.draw.seconds") or stages.get("sample", 0.0)}
         works["rows"] = rank.of("work.gather.seconds") or stages.get("gather_host_rows", 0.0)
@@ -164,7 +169,7 @@ def _of_rank(rank: Rank, least: float, transfer: float) -> dict[str, float]:
         works |= {"network": network, "others": peers - network, "assemble": max(0.0, exchange - peers)}
         works["sample"] += max(0.0, rounds - max(0.0, peers - exchange))
     total = sum(works.values())
-    scale = inside / total if total > inside or (total and set(stages) <= _ALONE) else 1.0
+    scale = inside / total if total > inside or (total and rank.is_alone) else 1.0
     parts |= {name: seconds * scale for name, seconds in works.items()}
     parts["rest"] = max(0.0, rank.of("seconds") - sum(parts.values()))
     return parts

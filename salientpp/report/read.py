@@ -234,20 +234,33 @@ def _numbers(context: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in context.items() if isinstance(value, (int, float)) and math.isfinite(value)}
 
 
-def spans_of(log: Log, epoch: int) -> list[Span]:
-    """Returns the spans of an epoch, in the order of their ends. Raises ValueError if a line is no record."""
-    return list(_spans(log.path, log.epochs[epoch].place))
+#: The batch of a span. Lines of other batches need not be parsed.
+_STEP = re.compile(rb'"step": (\d+)')
 
 
-def _spans(path: Path, place: tuple[int, int]) -> Iterator[Span]:
+def spans_of(log: Log, epoch: int, name: str = "", batches: tuple[int, int] | None = None) -> list[Span]:
+    """Returns the spans of an epoch, in the order of their ends; only those of this name and between these batches, if given.
+
+    Raises:
+        ValueError: a line is no record.
+    """
+    return [span for span in _spans(log.path, log.epochs[epoch].place, name, batches) if name in ("", span.name)]
+
+
+def _spans(
+    path: Path, place: tuple[int, int], name: str = "", batches: tuple[int, int] | None = None
+) -> Iterator[Span]:
     for _, line in _whole_lines(path, *place):
+        step = _STEP.search(line) if batches is not None else None
+        if name.encode() not in line or (batches and step and not batches[0] <= int(step[1]) <= batches[1]):
+            continue
         record = _record(path, line)
-        name, value = record["log_type_name"], record.get("value")
-        if record.get("log_type") == "event" and name.endswith("_end") and isinstance(value, (int, float)):
+        kind, value = record["log_type_name"], record.get("value")
+        if record.get("log_type") == "event" and kind.endswith("_end") and isinstance(value, (int, float)):
             seconds = value / 1e3
             start = record["time_us"] / 1e6 - seconds
             track, batch = str(record.get("task_name") or "main"), int(record.get("step") or 0)
-            yield Span(name.removesuffix("_end"), track, batch, start, seconds)
+            yield Span(kind.removesuffix("_end"), track, batch, start, seconds)
 
 
 #: Names of spans whose sums have other names among the numbers of an epoch than those of stages.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from salientpp.display import Table, format_bytes
-from salientpp.report.causes import as_json, seconds, verdict_of
+from salientpp.report.causes import seconds, verdict_of
 from salientpp.report.page import (
     Chart,
     choice,
@@ -58,6 +58,7 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
     number, logs = run.of_epoch(epoch)
     ranks = [Rank(log.rank, log.epochs[number].numbers, log.about) for log in logs]
     job = Job.of(ranks)
+    verdict = verdict_of(job)
     notes = [*run.notes]
     if unfinished := [str(log.rank) for log in logs if not log.epochs[number].is_whole]:
         notes.append(
@@ -71,7 +72,7 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
         "loader": run.loader,
         "epoch": number,
         "seconds": job.seconds,
-        "verdict": as_json(verdict_of(job)),
+        "verdict": {"sentences": [*verdict.sentences], "findings": [vars(finding) for finding in verdict.findings]},
         "ranks": [
             {
                 "rank": log.rank,
@@ -106,7 +107,7 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
 def words(numbers: dict[str, Any]) -> list[str]:
     """Returns the answer and its reasons, as lines for a terminal."""
     verdict = numbers["verdict"]
-    where = f"Epoch {numbers['epoch']} of loader {numbers['loader']}: {len(numbers['ranks'])} ranks, {seconds(numbers['seconds'])}."
+    where = f"Epoch {numbers['epoch']} of loader {numbers['loader']}: {_ranks(len(numbers['ranks']))}, {seconds(numbers['seconds'])}."
     others = [each for each in verdict["findings"] if each["what"] not in verdict["sentences"]]
     lines = [" ".join(verdict["sentences"]), where]
     lines += [f"Also: {each['what']} {each['change']}" for each in others[1:] if each["expected"] is not None]
@@ -117,10 +118,12 @@ def run_page(numbers: dict[str, Any]) -> bytes:
     """Returns the page of a run."""
     ranks = numbers["ranks"]
     title = f"Epoch {numbers['epoch']} of {ranks[0]['about'].get('class', 'a loader')} on {_ranks(len(ranks))}"
+    named = [each["rank"] for each in numbers["verdict"]["findings"] if each["rank"] is not None]
+    slowest = next(iter(named), ranks[0]["rank"])
     sections = [
         _reasons(numbers),
         section("What the epoch was made of", _bars(ranks)),
-        section("When each batch was made", _timeline(numbers["timeline"])),
+        section("When each batch was made", _timeline(numbers["timeline"], slowest)),
         section("Where rows came from", _rows(numbers), "<h3>Memory of the loader</h3>", _memory(ranks)),
         section("What was read", *_read(numbers)),
     ]
@@ -167,7 +170,11 @@ def _bars(ranks: Sequence[dict[str, Any]]) -> str:
         ]
         for each in ranks
     ]
-    caption = "Waiting for the network: what the bytes need on the measured links, or as long as every rank waits for messages."
+    caption = (
+        "Waiting for the network is what the bytes need on the measured links, or as long as every rank waits for messages."
+        if len(ranks) > 1
+        else ""
+    )
     names = list(dict.fromkeys(name for each in ranks for name in each["numbers"]))
     all_lines = [[name, *(_short(each["numbers"].get(name)) for each in ranks)] for name in names]
     everything = Table(
@@ -184,7 +191,8 @@ def _short(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
 
 
-def _timeline(timeline: dict[str, Any]) -> str:
+def _timeline(timeline: dict[str, Any], rank: int) -> str:
+    """Draws spans over time. Of many ranks, only ``rank`` is shown at first."""
     spans = timeline["spans"]
     if not spans:
         return paragraph("The records of this epoch have no spans.")
@@ -200,7 +208,7 @@ def _timeline(timeline: dict[str, Any]) -> str:
         "params": [
             {"name": "first", "value": first, "bind": {**bound, "name": "first batch"}},
             {"name": "last", "value": last, "bind": {**bound, "name": "last batch"}},
-            choice("ranks", "rank", ["all", *ranks], "all" if len(ranks) <= MOST_RANKS else ranks[0]),
+            choice("ranks", "rank", ["all", *ranks], "all" if len(ranks) <= MOST_RANKS else str(rank)),
         ],
         "transform": [
             {"filter": "ranks == 'all' || split(datum.row, ' ')[0] == ranks"},
@@ -303,7 +311,7 @@ def _read(numbers: dict[str, Any]) -> list[str]:
     files = Table(["file", "rank", "host", "version", "epochs"], lines, f"Files of {numbers['folder']}")
     facts = {
         name: about[name]
-        for name in ("class", "batch_size", "num_neighbors", "depth", "device", "parts")
+        for name in ("class", "batch_size", "num_neighbors", "num_workers", "depth", "device", "parts")
         if name in about
     }
     facts |= about.get("options") or {}

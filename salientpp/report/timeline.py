@@ -13,6 +13,8 @@ from salientpp.report.read import Log, Span, spans_of
 
 #: Most spans of a page, which takes about 120 bytes for each.
 MOST_SPANS = 5000
+#: Most batches between the batch that the loop asks for and a batch that is drawn at the same time.
+MOST_AHEAD = 256
 #: Batches that the page shows first.
 SHOWN = 6
 #: Kinds of spans, by name of the span; other names are stages of the exchange.
@@ -50,8 +52,8 @@ def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None
     Raises:
         ValueError: no rank has these batches.
     """
-    spans = {log.rank: spans_of(log, epoch) for log in logs}
-    numbers = sorted({span.batch for of_rank in spans.values() for span in of_rank if span.name == "next"})
+    asked = {log.rank: sorted((span.start, span.batch) for span in spans_of(log, epoch, "next")) for log in logs}
+    numbers = sorted({batch for of_rank in asked.values() for _, batch in of_rank})
     if not numbers:
         return {"spans": [], "shown": [0, 0], "batches": [0, 0], "left_out": 0, "caption": ""}
     first, last = (numbers[0], numbers[-1]) if batches is None else batches
@@ -60,8 +62,15 @@ def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None
         raise ValueError(
             f"expected batches between {numbers[0]} and {numbers[-1]} of epoch {epoch}, got {first}:{last}; choose other --batches"
         )
-    begun = min(span.start for of_rank in spans.values() for span in of_rank if span.name == "next")
-    found = [each for rank, of_rank in spans.items() for each in _of_rank(rank, of_rank, begun)]
+    if batches is None:  # no more batches than have at least three spans on each rank
+        middle, most = len(inside) // 2, MOST_SPANS // (3 * len(logs))
+        inside = inside[max(0, middle - most) : middle + most + 1]
+    begun = min(of_rank[0][0] for of_rank in asked.values() if of_rank)
+    near = (inside[0] - MOST_AHEAD, inside[-1] + MOST_AHEAD)
+    found = [
+        each for log in logs for each in _of_rank(log.rank, spans_of(log, epoch, "", near), asked[log.rank], begun)
+    ]
+    found = [each for each in found if inside[0] <= each["at"] <= inside[-1]]
     if batches is None:
         inside = _around_the_median(found, inside)
     found = [each for each in found if inside[0] <= each["at"] <= inside[-1]]
@@ -90,8 +99,10 @@ def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None
     }
 
 
-def _of_rank(rank: int, spans: Sequence[Span], begun: float) -> list[dict[str, Any]]:
-    asked = sorted((span.start, span.batch) for span in spans if span.name == "next")
+def _of_rank(
+    rank: int, spans: Sequence[Span], asked: Sequence[tuple[float, int]], begun: float
+) -> list[dict[str, Any]]:
+    """Returns the spans of a rank as JSON values. ``asked``: when its loop asked for each batch. ``begun``: zero of the times."""
     starts = [start for start, _ in asked]
     rows = {track: f"{rank} {name}" for track, name in _names_of_threads(spans).items()}
     found = []

@@ -9,7 +9,7 @@ from traces import Times, ranks_of
 
 from salientpp.display import rounded_up
 from salientpp.report.causes import FEW, seconds, verdict_of
-from salientpp.report.parts import PARTS, Job, transfer_of
+from salientpp.report.parts import PARTS, Job, Rank, transfer_of
 
 FAST = Times()
 #: Cached rows, and the remote rows that such a cache leaves.
@@ -179,6 +179,33 @@ def test_batches_made_ahead_in_threads_are_divided_like_the_work_of_these_thread
     rank.numbers.update(numbers)
     (parts,) = Job.of([rank]).parts
     assert (parts["sample"], parts["rows"], parts["train"], parts["rest"]) == pytest.approx((1, 3, 6, 0))
+
+
+def test_a_process_that_takes_rows_in_its_own_loop_is_told_to_use_threads():
+    """One process has all rows and no threads. With a thread the rows of the next batches are taken while the model trains."""
+    numbers = {
+        "batches": 20,
+        "seconds": 10,
+        "wait.seconds": 6,
+        "step.seconds": 4,
+        "work.draw.seconds": 0.5,
+        "work.gather.seconds": 5,
+    }
+    numbers |= {
+        "stage.sample.seconds": 0.5,
+        "stage.gather_host_rows.seconds": 5,
+        "stage.assemble.seconds": 0.5,
+        "bytes.host": 1e8,
+    }
+    alone = Rank(0, numbers, {"num_workers": 0})
+    first = verdict_of(Job.of([alone])).findings[0]
+    assert (
+        first.cause == "rows"
+        and "`num_workers=2` instead of 0" in first.change
+        and first.expected == pytest.approx(5, abs=0.1)
+    )
+    with_thread = Rank(0, numbers, {"num_workers": 1})
+    assert "`read_ahead" in verdict_of(Job.of([with_thread])).findings[0].change
 
 
 def test_numbers_are_short():
