@@ -161,8 +161,7 @@ class Run:
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._turns.drop(self.reached.batches)
-        seeds = sum(positions.numel() for _, positions in turn.pieces)
-        self._counters.count_batch(self.times, started, time.perf_counter(), seeds)
+        self._counters.count_batch(self.times, started, time.perf_counter(), turn.num_seeds)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:

@@ -7,6 +7,7 @@ its end, and ``value`` its milliseconds.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import socket
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +32,12 @@ VARIABLE = "SALIENTPP_TRACE_DIR"
 #: Largest number of spans that wait to be written, and the seconds after which they are written at the latest by the next span.
 _MOST_WAITING, _SECONDS = 4096, 1.0
 
+#: Share of the time that spans may take, and the seconds in which one is recorded before it is written.
+_MOST_COST, _SPAN_SECONDS = 0.02, 1.2e-6
+
+#: Fewest spans from which their cost is judged, and the largest distance of recorded batches.
+_FEWEST, _MOST_EVERY = 256, 1024
+
 #: Names of the spans of threads that work on one subject. Any other thread beside the pipeline draws.
 _NAMES = {f"{WORKER}gather_host_rows": "gather", f"{WORKER}sum_host_rows": "sums"}
 
@@ -38,9 +46,14 @@ _THREADS = ("salientpp-sample", "salientpp-gather")
 
 _numbers = itertools.count()
 
+#: All files, whose last spans are written when the interpreter ends.
+_files: weakref.WeakSet[SpanFile] = weakref.WeakSet()
+
 
 class SpanFile(Trace):
     """Trace that is written to a file while the epochs run. A failing disk ends the file, and not the training.
+
+    If batches are so short that this would take more than 2 % of the time, only every second, fourth, ... batch is written.
 
     Args:
         folder: folder of the file. It is created.
@@ -48,6 +61,10 @@ class SpanFile(Trace):
 
     Raises:
         ValueError: the folder cannot be created.
+
+    Attributes:
+        is_begun: True if the file has its first line, which describes the loader. Before, spans are dropped, as in a forked process that goes on with an
+            epoch of its parent.
     """
 
     def __init__(self, folder: str | Path, rank: int) -> None:
@@ -63,10 +80,12 @@ class SpanFile(Trace):
         self._lock = Lock()
         self._begin_file()
         after_fork(self)
+        _files.add(self)
 
     def _begin_file(self) -> None:
         self._waiting: deque[tuple[str, int, float, float, str]] = deque()
-        self._written = self._failed = False
+        self.is_begun = self._failed = False
+        self.every = 1
         self._flushed = time.perf_counter()
         self._to_unix = time.time() - time.perf_counter()
         host, pid = socket.gethostname(), os.getpid()
@@ -95,12 +114,9 @@ class SpanFile(Trace):
     def __deepcopy__(self, memo: Any) -> SpanFile:
         return SpanFile(self._folder, self._rank)
 
-    @property
-    def is_begun(self) -> bool:
-        """True if the file has a line."""
-        return self._written
-
     def add(self, track: str, index: int, started: float, ended: float) -> None:
+        if not self.is_begun or index % self.every:
+            return
         self._waiting.append((track, index, started, ended, threading.current_thread().name))
         if len(self._waiting) > _MOST_WAITING or ended - self._flushed > _SECONDS:
             self.flush()
@@ -112,6 +128,7 @@ class SpanFile(Trace):
             context: JSON values; others are written as their ``repr``.
             event: the field ``event_name``.
         """
+        self.is_begun = True
         line = {
             "log_type": "instant",
             "log_type_name": name,
@@ -124,7 +141,8 @@ class SpanFile(Trace):
     def flush(self, line: str = "") -> None:
         """Writes the spans that wait, and then ``line``."""
         with self._lock:
-            self._flushed = time.perf_counter()
+            begun = time.perf_counter()
+            elapsed, self._flushed = begun - self._flushed, begun
             lines, offset = [], self._to_unix
             while self._waiting:
                 track, index, started, ended, thread = self._waiting.popleft()
@@ -136,7 +154,7 @@ class SpanFile(Trace):
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write("".join(lines) + line)
-                self._written = True
+                self._adapt(len(lines), time.perf_counter() - begun, elapsed)
             except OSError as error:
                 self._failed = True
                 warnings.warn(
@@ -144,3 +162,19 @@ class SpanFile(Trace):
                     UserWarning,
                     stacklevel=2,
                 )
+
+    def _adapt(self, number: int, seconds: float, elapsed: float) -> None:
+        """Chooses which batches are recorded next, after ``number`` spans of the ``elapsed`` seconds were written in ``seconds``."""
+        cost = (seconds + number * _SPAN_SECONDS) / max(elapsed, 1e-9)
+        if cost > _MOST_COST and number >= _FEWEST:
+            self.every = min(2 * self.every, _MOST_EVERY)
+        elif cost < _MOST_COST / 4 and self.every > 1:
+            self.every //= 2
+
+
+def _flush_all() -> None:
+    for file in list(_files):
+        file.flush()
+
+
+atexit.register(_flush_all)

@@ -17,7 +17,12 @@ class Trace:
 
     Args:
         outer: a trace that gets the same spans; None: none. It may be set later.
+
+    Attributes:
+        every: only batches whose number is a multiple of it are recorded.
     """
+
+    every = 1
 
     def __init__(self, outer: Trace | None = None) -> None:
         self.outer = outer
@@ -63,15 +68,15 @@ _NOTHING = contextlib.nullcontext()
 
 
 def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a span for batch ``index``, or a null context without a trace."""
-    return _NOTHING if trace is None else _Span(trace, track, index)
+    """Returns a span for batch ``index``, or a context that does nothing if the batch is not recorded."""
+    return _NOTHING if trace is None or index % trace.every else _Span(trace, track, index)
 
 
 def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
     """Returns a context that shows a stage in torch's profiler and in the trace. If neither records, the context does nothing."""
-    if not torch.autograd._profiler_enabled():
-        return traced(trace, stage, index)
-    return _profiled(stage, index, trace)
+    if torch.autograd._profiler_enabled():
+        return _profiled(stage, index, trace)
+    return _NOTHING if trace is None or index % trace.every else _Span(trace, stage, index)
 
 
 @contextlib.contextmanager

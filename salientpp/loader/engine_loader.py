@@ -35,7 +35,10 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Loader that runs the epochs of an engine. Subclasses make the engine and the bookmark, and finish batches."""
+    """Loader that runs the epochs of an engine. Subclasses set ``engine`` and ``_bookmark``, and may change batches.
+
+    ``_bookmark`` keeps the loader's position: its next epoch, and the progress in the current one.
+    """
 
     data: Any
     engine: Engine
@@ -270,13 +273,11 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     def metrics(self, *, all_ranks: bool = False, max_age: float = 1.0) -> dict[str, float]:
         """Returns numbers of the epoch that was begun last, by name: rates, waiting, stages, rows and bytes by tier, queues and memory.
 
-        :data:`salientpp.loader.metrics.METRICS` has the names, units and meanings. Names that begin with ``recent.`` are numbers of the last 100
-        batches. A percentile counts the last 4,096 batches. After an epoch, the numbers are of the whole epoch.
+        :data:`salientpp.loader.metrics.METRICS` describes them. Names that begin with ``recent.`` are numbers of the last 100 batches.
 
         Args:
-            all_ranks: also compare the ranks, and name the slowest and its longest stage. Collective: every rank calls it, at the same place of its
-                script.
-            max_age: seconds. If the last call computed the numbers within this time, they are returned again. So every step may call this method.
+            all_ranks: also compare the ranks. Collective: every rank calls this method at the same place of its script.
+            max_age: seconds for which the numbers of an earlier call are returned again. So every step may call this method.
         """
         made, found = self._measured.last
         if not all_ranks and time.perf_counter() - made <= max_age:

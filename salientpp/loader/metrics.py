@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from salientpp.engine.counters import EpochTimes
 from salientpp.engine.engine import Engine
@@ -100,16 +100,16 @@ def metric_of(key: str) -> tuple[str, Metric]:
     raise KeyError(key)
 
 
-def metrics_of(engine: Engine, counted: LoaderStats, memory: Mapping[str, int]) -> dict[str, float]:
-    """Returns the numbers of the engine's latest epoch on this rank.
+def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: Mapping[str, int]) -> dict[str, float]:
+    """Returns the numbers of an epoch on this rank.
 
     Args:
+        times: times of its batches.
         counted: what was counted in this epoch.
         memory: bytes by kind.
     """
     comm = engine.basis.comm
     with engine.counters.lock:
-        times = engine.counters.times
         recent = list(times.single)[-NUM_RECENT:]
         found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size, **numbers_of(times)}
     last = EpochTimes(times.epoch)
@@ -184,8 +184,22 @@ def compare_ranks(comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+class _Measuring(NamedTuple):
+    """An epoch that is measured.
+
+    Attributes:
+        before: statistics when it began; None: of a new loader.
+        times: times of its batches.
+        counted: what was counted in it, once it has ended.
+    """
+
+    before: LoaderStats | None
+    times: EpochTimes
+    counted: LoaderStats | None = None
+
+
 class Measured:
-    """Measurements of one loader in its latest epoch.
+    """Measurements of one loader in its latest epoch. Another thread may read them while epochs begin and end.
 
     Args:
         spans: file that receives the numbers at the end of each epoch; None: none.
@@ -196,47 +210,59 @@ class Measured:
 
     def __init__(self, spans: SpanFile | None = None) -> None:
         self.spans = spans
-        self._before: LoaderStats | None = None
-        self._counted: LoaderStats | None = None  # in the epoch, once it has ended
         self.last: tuple[float, dict[str, float]] = (-math.inf, {})
+        self._epoch = _Measuring(None, EpochTimes(0))
         self._comm: Comm | None = None
 
     def begin(self, engine: Engine, run: Run, memory: Callable[[], Mapping[str, int]]) -> None:
         """Begins to measure an epoch."""
-        self._before, self._counted, self.last = LoaderStats.of(engine), None, (-math.inf, {})
-        run.on_end = partial(self._end, engine, self._before, memory)
+        self._set(begun := _Measuring(LoaderStats.of(engine), run.times))
+        run.on_end = partial(self._end, engine, begun, memory)
 
-    def _end(self, engine: Engine, before: LoaderStats, memory: Callable[[], Mapping[str, int]]) -> None:
-        if before is not self._before:  # another epoch was begun, or the statistics were reset
+    def _end(self, engine: Engine, begun: _Measuring, memory: Callable[[], Mapping[str, int]]) -> None:
+        if self._epoch is not begun:  # another epoch was begun, or the statistics were reset
             return
-        self._counted, self.last = LoaderStats.of(engine).since(before), (-math.inf, {})
+        ended = begun._replace(counted=_counted(engine, begun))
+        self._set(ended)
         if self.spans is not None:
-            found = metrics_of(engine, self._counted, memory())
+            found = metrics_of(engine, ended.times, _counted(engine, ended), memory())
             of_epoch = {name: number for name, number in found.items() if not name.startswith(RECENT)}
-            self.spans.note("epoch", of_epoch, str(engine.counters.times.epoch))
+            self.spans.note("epoch", of_epoch, str(ended.times.epoch))
+
+    def _set(self, epoch: _Measuring) -> None:
+        self._epoch, self.last = epoch, (-math.inf, {})
 
     def copy(self) -> Measured:
         """Returns the same for a copy of the loader, with a file of its own."""
         other = Measured(copy.copy(self.spans))
-        other._before, other._counted = self._before, self._counted
+        other._epoch = self._epoch._replace(times=copy.deepcopy(self._epoch.times))
         return other
 
     def reset(self) -> None:
         """Forgets the epoch, because the loader has reset its statistics."""
-        self._before = self._counted = None
-        self.last = (-math.inf, {})
+        self._set(_Measuring(None, EpochTimes(0)))
 
     def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> dict[str, float]:
         """Computes the numbers of :data:`METRICS` for this rank, and keeps them in ``last``."""
-        counted = self._counted or LoaderStats.of(engine)
-        if self._counted is None and self._before is not None:
-            counted = counted.since(self._before)
-        found = metrics_of(engine, counted, memory())
-        self.last = time.perf_counter(), found
-        return found.copy()
+        while True:
+            epoch = self._epoch
+            found = metrics_of(engine, epoch.times, _counted(engine, epoch), memory())
+            if (
+                epoch is self._epoch
+            ):  # otherwise another thread has begun or ended an epoch, whose numbers may be among these
+                self.last = time.perf_counter(), found
+                return found.copy()
 
     def comparison(self, comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
         """Returns the numbers that compare the ranks of ``comm``. Collective."""
         if self._comm is None:  # of its own, because a thread of the engine may be in a collective of an epoch
             self._comm = comm.among([*range(comm.size)])
         return compare_ranks(self._comm, own)
+
+
+def _counted(engine: Engine, epoch: _Measuring) -> LoaderStats:
+    """Returns what was counted in an epoch, until now or until its end."""
+    if epoch.counted is not None:
+        return epoch.counted
+    now = LoaderStats.of(engine)
+    return now if epoch.before is None else now.since(epoch.before)

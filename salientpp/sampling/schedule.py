@@ -173,6 +173,12 @@ class Turn(NamedTuple):
     round: int
     pieces: Sequence[tuple[int, Tensor]]
 
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds in the batch."""
+        pieces = self.pieces
+        return pieces[0][1].numel() if len(pieces) == 1 else sum(positions.numel() for _, positions in pieces)
+
 
 @dataclass(frozen=True, eq=False)
 class Turns:

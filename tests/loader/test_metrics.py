@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from graphs import random_data
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.engine.counters import EpochTimes
-from salientpp.engine.spans import VARIABLE
+from salientpp.engine.spans import VARIABLE, SpanFile
 from salientpp.loader.metrics import METRICS, RECENT, metric_of, numbers_of
 
 FANOUTS = [4, 3]
@@ -165,6 +168,19 @@ def test_spans_of_an_epoch_are_lines_with_known_fields(tmp_path: Path, monkeypat
     assert ends == sorted(ends) and ends[-1] <= time.time() * 1e6
 
 
+def test_short_batches_are_written_less_often(tmp_path: Path):
+    spans, now = SpanFile(tmp_path, 0), time.perf_counter()
+    spans.add("next", 0, now, now)  # dropped: no line says yet whose spans these are
+    spans.note("loader", {})
+    for index in range(200_000):  # batches of a microsecond
+        now += 1e-6
+        spans.add("next", index, now - 1e-6, now)
+    assert spans.every > 16
+    written = [line["step"] for line in lines_of(tmp_path)[1:]]
+    assert written[:1000] == [*range(1000)] and len(written) < 50_000
+    assert all(later - earlier in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) for earlier, later in pairwise(written))
+
+
 def test_each_loader_copy_and_forked_process_has_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     loader = loader_of()
@@ -174,6 +190,30 @@ def test_each_loader_copy_and_forked_process_has_its_own_file(tmp_path: Path, mo
     assert len(files) == 3
     kinds = [[json.loads(line)["log_type_name"] for line in path.read_text().splitlines()] for path in files]
     assert all(of[0] == "loader" and of[-1] == "epoch" and of.count("loader") == 1 for of in kinds)
+
+
+def _interrupted(folder: str) -> str:
+    return f"""
+import os, sys
+os.environ[{VARIABLE!r}] = {folder!r}
+from salientpp import NeighborLoader
+from salientpp.testing.graphs import random_data
+batches = iter(NeighborLoader(random_data(200, 1500), [4, 3], batch_size=16, seed=0))
+next(batches), next(batches)
+if os.fork() == 0:
+    next(batches)  # the child has no description of its loader, so it writes nothing
+    os._exit(0)
+os.wait()
+raise SystemExit(1)
+"""
+
+
+def test_a_script_that_ends_within_an_epoch_leaves_the_spans_until_then(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", _interrupted(str(tmp_path))], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    (path,) = tmp_path.iterdir()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines if line["log_type_name"] == "next_end"] == [0, 1]
 
 
 def test_a_profile_within_traced_epochs_changes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
