@@ -211,8 +211,10 @@ class Engine:
         exchange = fetch.served.bytes_under_way(held) + self.basis.source.exchange.buffers.bytes_allocated
         return {**memory, "graph": graph, "batches": batches, "exchange": exchange}
 
-    def record_in(self, spans: SpanFile, describe: Callable[[], dict[str, Any]]) -> None:
+    def record_in(self, spans: SpanFile | None, describe: Callable[[], dict[str, Any]]) -> None:
         """Records the spans of all epochs that begin from now on in a file too. The file begins with the values of ``describe()``."""
+        if spans is None:
+            return
         if not spans.is_begun:
             spans.note("loader", describe())
         trace, producer, counters = self.producer.stages.trace, self.producer, self.counters

@@ -119,8 +119,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
             self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
             finish, by_hand = self._finish()
-        if self._measured.spans is not None:
-            self.engine.record_in(self._measured.spans, self._description)
+        self.engine.record_in(self._measured.spans, self._description)
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
             place.begun(run.reached)
