@@ -199,7 +199,7 @@ def _timeline(timeline: dict[str, Any], rank: int) -> str:
     first, last = timeline["shown"]
     kinds = {span["kind"] for span in spans}
     colours = {kind: colour for kind, colour in COLOURS.items() if kind in kinds}
-    rows = sorted({span["row"] for span in spans}, key=lambda row: (int(row.split()[0]), row))
+    rows = sorted({span["row"] for span in spans}, key=_place_of)
     ranks = list(dict.fromkeys(row.split()[0] for row in rows))
     bound = {"input": "number", "min": timeline["batches"][0], "max": timeline["batches"][1], "step": 1}
     begin = {"zero": False, "nice": False}
@@ -249,6 +249,12 @@ def _timeline(timeline: dict[str, Any], rank: int) -> str:
     return Chart(
         spec, Table(["where", "what", "batch", "from, ms", "took, ms"], lines, title), colours, timeline["caption"]
     ).html()
+
+
+def _place_of(row: str) -> tuple[int, bool, bool, str]:
+    """Orders rows of the timeline: by rank, then the loop, the stages, and the threads."""
+    rank, _, name = row.partition(" ")
+    return int(rank), name != "loop", name != "stages", name
 
 
 def _rows(numbers: dict[str, Any]) -> str:
