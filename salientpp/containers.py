@@ -1,4 +1,4 @@
-"""Visits the values in containers, nested in any way.
+"""Visits the values in containers, nested to any depth.
 
 Arguments of operations: lists, tuples, dictionaries and slices. With ``objects``, arguments and outputs of models: lists, tuples, dictionaries, sets, other
 mappings and instances of dataclasses. Objects of PyG, such as a batch, are never containers.

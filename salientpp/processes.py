@@ -268,7 +268,7 @@ def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> I
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Context for a communication library. Sockets that it opens inside are closed in forked children, and are not passed to programs that are started.
+    """Opens a context for a communication library. Forked children and started programs do not keep its sockets.
 
     If a forked process held a copy of a connection, the connection would stay open when the process that uses it is killed. The other end
     would not notice. This works only on Linux, and does nothing elsewhere. Sockets that other threads open meanwhile must not be affected. So a new socket

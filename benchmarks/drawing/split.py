@@ -21,9 +21,9 @@ def draw_owners(result: Row) -> str:
     header = ["graph, ranks of the host", *(f"rows, {name}" for name in _MAPS)]
     header += [*(f"excess, {name}" for name in _MAPS[:2]), "divide / draw"]
     text = (
-        "**Owners.** *Rows* is the number of rows that a layer exchanges inside the host, at most, divided by the rows of the batch. *Excess* says by how much "
-        "the fullest rank of a batch exceeds the mean, in vertices or edges, whichever is larger. *Divide / draw* divides the time to divide a batch by the "
-        'time to draw it, with `"vip"`. One rank of the host does both, and the others only read their shares. Batches of the first of '
+        "**Owners.** *Rows* is the largest number of rows that a layer exchanges inside the host, as a fraction of the rows of the batch. *Excess* says by how "
+        "much the fullest rank of a batch exceeds the mean, in vertices or edges, whichever is larger. *Divide / draw* is the time to divide a batch, as a "
+        'multiple of the time to draw it, with `"vip"`. One rank of the host does both, and the others only read their shares. Batches of the first of '
         f"{result['hosts']} hosts, fanouts {result['fanouts']}, {result['batch_size']} seeds for each rank."
     )
     return joined(text, table(header, lines), source(result))

@@ -154,13 +154,13 @@ def _expected(job: Job) -> list[Values]:
 
 
 class Caches:
-    """The static caches of a job's ranks, host after host.
+    """Counts and forecasts the rows that a job's ranks still fetch with static caches. :meth:`count` adds a host.
 
-    Rows per epoch have the axes W ranks, T vertex types, A replication factors and R + 1: the counted epochs, and the forecast.
+    Axes of the arrays: W ranks, T vertex types, A replication factors, and R + 1: R counted epochs, and the forecast.
 
     Attributes:
-        left: by (way, policy) [W, T, A, R + 1], the rows that are left to fetch.
-        bare: [W, T, R + 1], the rows to fetch without a cache.
+        left: by (way, policy) [W, T, A, R + 1], rows per epoch that are left to fetch; the way is the kind of cache.
+        bare: [W, T, R + 1], rows per epoch to fetch without a cache.
         cached: by (way, policy) [T, A], rows in all caches.
         calibrated, variance: by way [T, A], an estimate of the rows left with 'vip' from a few batches per rank, and the variance of the estimate.
     """
@@ -179,11 +179,11 @@ class Caches:
     def count(
         self, host: range, accesses: Sequence[Values], others: Sequence[Values], on_policy: Callable[[], None]
     ) -> None:
-        """Counts the rows for the ranks of one host.
+        """Adds the rows that the ranks of one host still fetch to :attr:`left`, :attr:`bare` and the other arrays.
 
         Args:
-            accesses: counts of these ranks.
-            others: counts of other epochs, if 'oracle-heldout' is compared.
+            accesses: for each rank of the host, :attr:`Accesses.counts`.
+            others: counts of other epochs in the same form, if 'oracle-heldout' is compared.
         """
 
         def needs(

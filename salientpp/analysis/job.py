@@ -136,7 +136,7 @@ class Job:
 
     @cached_property
     def workloads(self) -> list[Workload]:
-        """Workload of each unit, with probabilities, for planning caches. Empty unless :attr:`is_of_one_type`."""
+        """Workload of each of :attr:`units`, to plan its cache. Empty unless :attr:`is_of_one_type`."""
         found = []
         for basis in self.units if self.is_of_one_type else ():
             source: Any = basis.source
@@ -150,6 +150,6 @@ class Job:
 
     @cached_property
     def vip(self) -> Sequence[Mapping[str | None, Tensor]]:
-        """Scores of vertices by the policy 'vip': for each unit a mapping from vertex types to float32 [N]."""
+        """Scores by the policy 'vip' for each of :attr:`units`: a mapping from vertex types to float32 [N]."""
         known: list[Any] = [{None: each.vip} for each in self.workloads]
         return known or [scores_of(basis, "vip") for basis in self.units]

@@ -108,7 +108,7 @@ class Lookahead:
         return ListSizes.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
-        """Draws the batches of an epoch, and yields the ids of each one's remote rows, coded."""
+        """Yields, for each batch of an epoch, the ids of its remote rows, packed by :func:`ops.code_ids`."""
         return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
 
     def measure(self, batch: Drawn) -> Tensor:
@@ -134,7 +134,7 @@ class Lookahead:
         self._first += 1
 
     def _known(self, number: int) -> Tensor | None:
-        """Returns the coded remote ids of a batch, or None if a loader does not know them yet."""
+        """Returns the packed ids of a batch's remote rows, or None if a loader does not know them yet."""
         is_later = number // self._num_batches != self._first // self._num_batches
         return None if self._ends_with_epoch and is_later else self._list(number)
 

@@ -321,7 +321,7 @@ def _predictions(
 
 
 def _choices(kind: _Kind, memory: int, device_memory: int) -> list[Choice]:
-    """Returns the combinations within a budget. The first is one static cache of this size, the last has no copies."""
+    """Returns the combinations within these bytes: first one static cache of this size, last no copies of rows."""
     held = kind.job.held
     smallest = {type_: min(map(book.size_of, range(book.num_parts))) for type_, book in held.items()}
     remote = sum((book.num_vertices - smallest[type_]) * kind.widths[type_] for type_, book in held.items())

@@ -30,7 +30,8 @@ _MOST_HOSTS = 16
 def shown(analysis: Analysis, details: bool = False, hint: str = "", command: str = "") -> list[RenderableType]:
     """Returns what is printed of an analysis: a verdict, the policies, and what the user asked to be counted; with ``details`` everything.
 
-    ``hint`` says how to get the details. It is printed where they are left out. ``command`` is the command that chooses sizes for this graph.
+    ``hint`` says how to get the details. It is printed if they are left out. ``command`` is a ``salientpp plan``
+    command for the same graph and batches. It becomes the last line, unless it is empty or the graph has no features.
     """
     lines: list[RenderableType] = [*verdict(analysis)]
     for numbers in analysis.num_neighbors:
@@ -51,7 +52,10 @@ def shown(analysis: Analysis, details: bool = False, hint: str = "", command: st
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
-    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; with ``details`` also VIP's rows."""
+    """Returns a table of static caches: for each policy and α, the fraction still fetched (:meth:`Analysis.share`).
+
+    With ``details``, it also has the rows and bytes for the policy 'vip', counted and forecast.
+    """
     cells, hosts, machine = static_caches(analysis, numbers), len(analysis.ranks_by_host), analysis.machine
     is_alone = machine == "machine"
     own = cells[CACHE, "vip"]

@@ -58,7 +58,7 @@ class BatchBuilder:
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns that the tiers can serve: the data still has the tensors that they were made from."""
+        """Returns the columns that the tiers can serve: the data still has the tensors of the tiers."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
@@ -78,7 +78,7 @@ class BatchBuilder:
         return batch
 
     def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """Builds the batch as :meth:`build`, in the caller's thread, and moves it to the device of delivered batches."""
+        """Builds the batch as :meth:`build` does, in the caller's thread, and moves it to the device of batches."""
         batch = self.build(mfg, rows, contents)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 

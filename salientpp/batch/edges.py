@@ -44,7 +44,7 @@ class BatchEdges(Tensor):
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
 
     def _moved(self, out: Tensor, non_blocking: bool) -> Tensor:
-        """Marks the edges on another device, and moves the lists that a model will use along with them."""
+        """Marks the edges on another device, and copies the edge lists (by target, by source) of the batch there."""
         if self.is_given:
             for lists in self.hops.made_lists().values():
                 lists.to(out.device, non_blocking=non_blocking)

@@ -159,7 +159,7 @@ def _words_of_batches(trained: list[list[dict[str, Any]]]) -> str:
 
 
 def _cache(alpha: float) -> str:
-    """The size of a cache, as a share of one part's rows."""
+    """Returns text for the size of a cache, as a share of one part's rows."""
     return f"{alpha:.0%} of a part" if alpha else "none"
 
 

@@ -1,4 +1,4 @@
-"""Reads files that `torch.save` wrote, in a way that cannot run code."""
+"""Reads files that `torch.save` wrote, without running code from them."""
 
 from __future__ import annotations
 

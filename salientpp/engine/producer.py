@@ -38,7 +38,7 @@ class Drawn:
 
     Attributes:
         notes: one note per way, from :meth:`Way.on_drawn`.
-        list_bytes: bytes of the packets that brought lists of other ranks.
+        list_bytes: bytes of the packets with draws from neighbour lists that other ranks hold.
     """
 
     mfg: Mfg

@@ -116,7 +116,7 @@ class Shares:
         return sizes
 
     def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
-        """Returns the positions of each unit's seeds among the rank's seeds. Empty if the rank has a single unit."""
+        """Returns the positions of each unit's seeds (:func:`_units`) among the rank's seeds. Empty for one unit."""
         units, part_of = _units(placement), self.source.seeds.part_of
         if len(units) == 1 or part_of is None:
             return {}

@@ -45,7 +45,7 @@ class SamplingWorkers:
         transform: the user's ``transform_sampler_output``; it may be set later.
 
     Attributes:
-        reads: counts of the lists that the batches of :meth:`request` have read since the last reset, if other ranks hold some lists.
+        reads: numbers of neighbour lists that batches have read since the last reset; 0 if this process holds all.
     """
 
     def __init__(self, number: int, drawing: DrawingMethod, transform: Callable[[Any], Any] | None) -> None:

@@ -29,7 +29,7 @@ class Kept:
 
         Args:
             sources: the tensors that the value depends on.
-                what: name of the value. The same tensors may have several values.
+            what: name of the value. The same tensors may have several values.
         """
         key = what, *map(id, sources)
         versions = [_version(source) for source in sources]

@@ -1,9 +1,10 @@
 """Finds the PyG modules of a model that cannot be distributed over ranks, with the reasons.
 
-A PyG layer computes row by row, with two exceptions. First, ``propagate`` and ``edge_updater`` look up rows by the edges' sources. For these, the rows of the
-halo are appended to the rank's own. Second, functions that normalise by degrees (``gcn_norm``) look up degrees of sources. A copy of the layer's method then
-calls a version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in these two ways only, unless they are refused
-here.
+A PyG layer computes row by row, with two exceptions. First, ``propagate`` and ``edge_updater`` look up rows by the
+edges' sources. For these, the rows of the halo are appended to the rank's own. Second, functions that normalise by
+degrees (``gcn_norm``) look up degrees of sources. A copy of the layer's method then calls a version that asks the
+owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in these two cases only, unless they are
+refused here.
 """
 
 from __future__ import annotations

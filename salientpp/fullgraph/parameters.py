@@ -43,7 +43,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
     """Checks that gradients of ``out`` reach parameters only through stand-ins. Returns the nodes of autograd's graph.
 
     Raises:
-        ValueError: a gradient would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
+        ValueError: a gradient would bypass a stand-in, and so the sum over the ranks; the text names the parameter.
     """
     waiting: list[Any] = []
     for tensor in output_tensors(out):

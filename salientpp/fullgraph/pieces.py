@@ -69,7 +69,7 @@ def propagated(
     stand_ins: Mapping[int, Tensor],
     substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]],
 ) -> Any:
-    """Returns ``original(edge_index, size=size, **given)``, computed in pieces if that saves memory (if possible).
+    """Returns ``original(edge_index, size=size, **given)``, computed in pieces to save memory, if the layer allows it.
 
     Args:
         original: PyG's ``propagate`` of the layer.

@@ -77,8 +77,8 @@ class PreloadedGraph(LocalGraph):
             wrong = "weights"
         if wrong is not None:
             raise ValueError(
-                "a preloaded part normalises by degrees of the whole graph. It knows them for part.edge_index and for attributes of its edges as they were "
-                f"loaded, but the model got other {wrong}; pass part.edge_index and an attribute of the part, or open the part without preload"
+                "a preloaded part normalises by degrees of the whole graph. It knows these degrees for part.edge_index, and for attributes of its edges as "
+                f"they were loaded, but the model got other {wrong}; pass part.edge_index and an attribute of the part, or open the part without preload"
             )
         weight = None if edge_weight is None else getattr(whole, names[0])
         values = compute(whole.edge_index, weight, whole.num_own)

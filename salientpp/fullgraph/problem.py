@@ -11,8 +11,7 @@ must be kept or fetched. A row that several edges need is paid for once. A sum n
 
 The choice between fetching and recomputing follows NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al.,
 SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.fullgraph.cut`). A budget of memory becomes a price on memory, which is raised until
-the
-choice fits.
+the choice fits.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Constants:
         edge: time to add one word of a row along an edge (T_e).
         vertex: time of one multiplication and addition in the product of a vertex's row and a layer's weights (T_v).
         word: time for a word to arrive from another rank (T_c).
-        kept: additional time of a training step if a rank keeps any vertex of others.
+        kept: fixed extra time of a training step in which a rank keeps at least one vertex of another rank.
     """
 
     edge: float
@@ -236,7 +235,7 @@ class Problem:
         return found
 
     def sums(self, choice: Decision) -> list[Tensor]:
-        """Returns the groups that get a sum under a choice: for each hop, bool [..., g]."""
+        """Returns which groups (see the class) get a sum under a choice: for each hop, bool [..., g]."""
         found = []
         for hop, fetched in enumerate(self.fetched(choice)):
             missing = ((choice.depths < hop) & ~fetched)[..., self.named[0]]

@@ -78,7 +78,11 @@ def is_repeated() -> bool:
 
 
 def running_module() -> tuple[torch.nn.Module | None, str]:
-    """Returns the module that is running, and text that names the user's line in it that called the function."""
+    """Returns the innermost module, outside this package, whose method is running, or None; and text for errors.
+
+    The text names the innermost line of the user's code in this method or below it, such as `` (line 12 of model.py)``.
+    It is empty without such a line.
+    """
     frame: FrameType | None = sys._getframe(1)
     place = ""
     while frame is not None:

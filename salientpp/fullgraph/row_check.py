@@ -345,7 +345,7 @@ class RowCheck(TorchFunctionMode):
                 with self:
                     return function(*gradients)
             except RowsMixed as error:
-                raise RowsMixed(f"{error}. It was called in {what}") from None
+                raise RowsMixed(f"{error}. This happened in {what}") from None
             finally:
                 self._number, self._numbers, self._edge_index, self._graph, self._assumes = before
 

@@ -223,7 +223,10 @@ def _index_along(dim: int, index: Any, number: int) -> Any:
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns the rows of a function that only reshapes numbers of selected rows. None for other functions."""
+    """Returns where the results of a function of ``mask.nonzero()`` have rows, if it only reshapes, copies or selects.
+
+    Returns None if the function does anything else. Rows of such results have :attr:`Rows.places` set.
+    """
     if call.name not in _FORMS or len(call.rows) > 1:
         return None
     try:

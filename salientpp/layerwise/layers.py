@@ -312,7 +312,7 @@ def try_out(
                 ) from error
             if not _are_close(whole, after):
                 raise ValueError(
-                    f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not just apply its layers in order; pass a list of its steps instead"
+                    f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. This forward does not just apply its layers in order; pass a list of its steps instead"
                 )
     return dataclasses.replace(network, layers=layers), [of_layer[0][:0] for of_layer in given]
 

@@ -80,7 +80,7 @@ class Normalisation:
 
     Args:
         lists: the neighbour lists of the vertices that layers compute. Their columns may have the weights of the edges, named 'edge_weight'.
-        kinds: ways to count degrees, from :func:`kinds_of`.
+        kinds: the kinds of degrees to count, from :func:`kinds_of`.
 
     Attributes:
         kinds: see above.

@@ -42,7 +42,7 @@ class Split:
         before, after: as in :class:`~salientpp.layerwise.layers.Layer`.
         pairs: ``conv`` gets two tensors, the rows of sources and of targets.
         is_mean: sums are divided by the number of edges into the target.
-        kind: the way in which the layer counts degrees; None: it does not divide by them.
+        kind: the kind of degrees that the layer divides by; None: it divides by none.
         sums_first: ``conv`` is applied to the sums. If False, its linear map is applied to the rows of sources before these are summed.
         projection: a linear map without a bias, applied to rows of sources before they are sent. ``conv`` then lacks this map. None: there is none.
     """

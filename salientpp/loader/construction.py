@@ -88,7 +88,7 @@ def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
 
 
 def free_working_memory(data: Any) -> None:
-    """Frees values that were only needed to choose copies, once a loader of ``data`` has been made."""
+    """Frees values that were needed only to choose which rows to copy, once a loader of ``data`` has been made."""
     if isinstance(data, PartitionedGraph):
         if data.topology == "whole" and not data.is_hetero:
             data.graph.forget_transpose()  # as large as the topology
@@ -96,7 +96,7 @@ def free_working_memory(data: Any) -> None:
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
-    """Returns the methods that these options turn on, such as the cache, in the order in which they act."""
+    """Returns the ways that these options turn on, such as the cache, in the order in which they act."""
     ways: list[Way] = []
     if options.read_ahead:  # first, because the other ways read rows too
         ways.append(ReadAhead(options.read_ahead))

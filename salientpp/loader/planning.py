@@ -62,7 +62,7 @@ class Planning:
     # --- saved states -------------------------------------------------------------------------------------
 
     def read(self, plan: Any) -> Choice | None:
-        """Returns the choices in a saved plan. None: the state has no plan, or its copies exceed this loader's budget.
+        """Returns the choices in a saved plan. None: there is no plan, or it needs more than this loader's budget.
 
         Raises:
             ValueError: the plan is damaged, or uses a method that this loader does not allow.
@@ -116,7 +116,7 @@ def _shown(plan: Any) -> str:
 
 
 def ways_beside(options: Options) -> list[Way]:
-    """Returns the methods that act before those of a plan: a cache that the user gave. Methods from ``ways=`` are not part of a plan."""
+    """Returns the ways that act before those of a plan: the user's cache (``cache=``), but not those in ``ways=``."""
     return [] if options.cache is None else [GivenCache(options.cache)]
 
 

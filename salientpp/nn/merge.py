@@ -315,8 +315,8 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
     if expected is None:
         if weight is not None:
             raise ValueError(
-                f"{name} was given edge_weight, but the partial sums have no weights; pass their name to the loader as partial_aggregation['weight'], or leave "
-                "edge_weight out"
+                f"{name} was given edge_weight, but the partial sums have no weights; pass the name of the edge attribute to the loader "
+                "as partial_aggregation={'weight': ...}, or leave edge_weight out"
             )
         return
     if weight is None:

@@ -52,7 +52,7 @@ _running = threading.local()
 
 
 def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of a model that compares it with the plain one before a call on a batch with sums, if a check is due.
+    """Compares a model with the plain one before a call on a batch with sums, if that is due. A forward pre-hook.
 
     A check is due at calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and after an attribute, a
     hook or a module has changed.

@@ -139,7 +139,7 @@ def _check(lists: EdgeLists, num_targets: int) -> int:
     """Checks ``num_targets`` and returns the number of edges into these targets."""
     if not 0 <= num_targets <= lists.num_targets:
         raise ValueError(
-            f"num_targets must be in [0, {lists.num_targets}], the targets of the lists, got {num_targets}"
+            f"num_targets must be in [0, {lists.num_targets}], the number of targets of the edges, got {num_targets}"
         )
     return lists.num_places(num_targets)
 
@@ -159,7 +159,7 @@ def _check_rows(x: Tensor, least: int, name: str, of_what: str, exact: bool = Fa
 def _check_sources(lists: EdgeLists, x: Tensor, name: str) -> None:
     if x.dim() == 0 or x.size(0) > lists.num_sources:
         raise ValueError(
-            f"{name} must have at most {lists.num_sources} rows, one for each source of the lists, got shape {list(x.shape)}"
+            f"{name} must have at most {lists.num_sources} rows, one for each source of the edges, got shape {list(x.shape)}"
         )
 
 

@@ -31,7 +31,7 @@ from salientpp.nn.undo import Noted, note, undo_noted
 
 @contextmanager
 def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Rehearsal]:
-    """Context in which a model may be called with these arguments. Its effects are undone afterwards.
+    """Opens a context in which a model may be called with these arguments. Its end undoes the effects of the call.
 
     It undoes writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to random
     number generators. Files, global variables, iterators and objects of other libraries are not covered.

@@ -64,7 +64,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of the rows in a storage: their nodes, and the number of original rows. Each may be split into several."""
+    """Rows in a storage: bit mask of the steps that computed them (``nodes``), and their number before any reshape."""
 
     nodes: int
     number: int

@@ -243,7 +243,7 @@ def _begin(trimmed: Trimming, frame: Any) -> None:
 
 
 def _is_followed() -> bool:
-    """Returns True if torch traces this thread's operations in a way that kernels of products do not support."""
+    """Returns True if torch traces this thread's operations by a method that kernels of products do not support."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
@@ -463,7 +463,11 @@ def _key(
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:
-    """Returns what a model may branch on: a number, bool, str or None itself, facts about a tensor, or a type."""
+    """Returns what a model may branch on in an argument's value. Arguments with equal results share a plan.
+
+    A bool, str or None gives itself, and so does a number with ``has_numbers``. A tensor gives facts, a container the
+    results of its items, and any other value its type.
+    """
     if isinstance(value, Tensor):
         is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
         return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()
@@ -476,7 +480,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns what a model may branch on for a value in a container: of a large number, maybe a size, only the type."""
+    """Returns :func:`_choice` of a value in a container, but only the type of a large number, which may be a size."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)

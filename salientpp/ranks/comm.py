@@ -58,7 +58,7 @@ class Pending:
 
 @contextlib.contextmanager
 def _without_modes() -> Iterator[None]:
-    """Context in which no torch function mode is active. A collective keeps alive the modes in which it starts, and with them a model and its Comm."""
+    """Opens a context without torch function modes, which a collective would keep alive, and with them a model."""
     modes = []
     while torch._C._len_torch_function_stack():  # also counts modes that are disabled at the moment
         modes.append(torch.overrides._pop_mode())
@@ -235,7 +235,7 @@ class Comm:
 
     @contextlib.contextmanager
     def together(self, task: str, kind: type[Exception] = ValueError) -> Iterator[Told]:
-        """Context for a step that every rank takes, or none. Collective when the block ends, also by an exception.
+        """Opens a context for a step that all ranks take, or none. Collective when the block ends, even by an error.
 
         If the block has collectives, either all ranks must reach them or none.
 
@@ -326,7 +326,7 @@ class Comm:
 
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
-        """Context for collectives before which some rank computes for long on purpose. Other ranks wait as long as it lives, and not only for the time-out."""
+        """Opens a context for collectives that a rank begins late. The others wait for it as long as it lives."""
         before, self.timeout = self.timeout, _PATIENCE
         try:
             if self.groups is not None:

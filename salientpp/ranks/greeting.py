@@ -49,7 +49,7 @@ class DifferentVersions(RuntimeError):
 
 
 def key_of(rank: int) -> str:
-    """Key of a rank's greeting; ``rank`` is its number in the default process group."""
+    """Returns the store's key of a rank's greeting; ``rank`` is its number in the default process group."""
     return f"salientpp/greeting/{rank}"
 
 

@@ -42,7 +42,7 @@ class Groups:
         number: number of the group among all groups of the same ranks. All these ranks give it the same number.
         broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
         under_way: collectives of ``host`` whose end no caller has waited for.
-        held: collectives of ``host`` that ended last.
+        held: collectives of ``host`` that ended last, kept alive for a while (:meth:`end` says why).
         made: True if this process has made at least one :class:`Groups`.
     """
 

@@ -156,7 +156,7 @@ def _key(rank: int) -> str:
 
 
 def _note() -> str:
-    """Returns this rank's note. It is ``free`` if some thread may still start a collective."""
+    """Returns, as JSON, what this rank tells while it waits. ``free``: some thread may still start a collective."""
     # Copied once, so that each thread that counts as blocked has its wait in the note. The numbers are read last: if a wait ends meanwhile, they are higher.
     waits = _waits.copy()
     blocked = {*waits, *_joining}

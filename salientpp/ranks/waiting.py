@@ -46,8 +46,10 @@ def wait_for(
                 work.wait(timedelta(seconds=SLICE_SECONDS))
                 break
             notes.check_script()
-            if groups.broken:  # another thread has broken them, and has told the others why
-                raise RankFailure(f"rank {notes.rank} has ended this collective")
+            if groups.broken:  # another thread has broken the groups, and has told the other ranks why
+                raise RankFailure(
+                    f"rank {notes.rank} ended this collective, because another of its threads failed; look at the error of that thread"
+                )
             failure = notes.failure()
             if failure is None and work.is_completed():
                 try:

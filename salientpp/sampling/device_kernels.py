@@ -52,7 +52,7 @@ def _any(flags):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _upper_half(value, bound):  # type: ignore[no-untyped-def]
-    """Upper 64 bits of ``value * bound``, from 32-bit factors: ``bound`` is below 2^32."""
+    """Returns the upper 64 bits of ``value * bound``, from 32-bit factors: ``bound`` is below 2^32."""
     return ((value >> 32) * bound + (((value & _LOW_HALF) * bound) >> 32)) >> 32
 
 

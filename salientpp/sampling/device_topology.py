@@ -53,7 +53,7 @@ class DeviceTopology(GraphTopology):
         """Samples as :meth:`Topology.sample` says.
 
         Raises:
-            ValueError: a device does not draw in the way that the options ask for, or a fanout is too large.
+            ValueError: a device cannot draw as the options ask, or a fanout is too large.
         """
         wrong = next((name for name in ("disjoint", "induced", "shared") if getattr(options, name)), None)
         if wrong is not None:

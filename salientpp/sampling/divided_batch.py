@@ -37,7 +37,8 @@ def shares_of(mfg: Mfg, owner: Tensor, ranks: int) -> list[BatchShare]:
     """Divides a batch among the ranks of a host.
 
     Args:
-        mfg: sampled batch with one vertex type, without trees, whose edges follow the hops. Its metadata are the ids and the times of the seeds, or None.
+        mfg: sampled batch with one vertex type, without trees, whose edges were sampled hop by hop. Its metadata are
+            the ids and the times of the seeds, or None.
         owner: for each vertex of the batch, the index on the host of the rank that it belongs to, in [0, ranks); any integer dtype [n].
         ranks: number of ranks of the host.
 
@@ -115,7 +116,7 @@ def _check(mfg: Any, owner: Tensor, ranks: int) -> None:
         )
     if mfg.num_sampled_nodes is None or mfg.num_sampled_edges is None or mfg.orig_row is not None:
         raise ValueError(
-            "only a batch whose edges follow the hops can be divided among the ranks of a host; use subgraph_type='directional'"
+            "only a batch whose edges were sampled hop by hop can be divided among the ranks of a host; use subgraph_type='directional'"
         )
     edges, in_hops = mfg.row.numel(), sum(mfg.num_sampled_edges)
     if edges != in_hops:

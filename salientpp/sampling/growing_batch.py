@@ -34,8 +34,8 @@ class GrowingBatch:
         groups: per relation, the draws of all hops, with the positions of their vertices in ``n_id``.
         num_nodes, num_edges: numbers of vertices per type, and of edges per relation, in each hop.
         arrived: per relation, the draws of other ranks that came with attributes of edges.
-        reads: numbers of the lists that were read, of this host and of other ranks.
-        list_bytes: bytes of the packets with requests for lists, and with their answers.
+        reads: numbers of the neighbour lists that were read, of this host and of other ranks.
+        list_bytes: bytes of the packets with requests to draw from other ranks' neighbour lists, and of the answers.
     """
 
     topology: Topology

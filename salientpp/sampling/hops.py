@@ -45,7 +45,8 @@ class Hops:
         num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
         edge_index: by relation int64 [2, e] on the CPU, as sampled.
         share: this rank's share, if the ranks of a host compute the batch together. The vertices and edges here are then the rank's own.
-        asked: kinds of lists that models have used in batches of the same loader. The loader's threads make such lists for later batches.
+        asked: kinds of edge lists (by target, by source) that models have used in batches of the same loader. Its
+            threads make them for later batches.
     """
 
     num_nodes: Mapping[str | None, list[int]]
@@ -137,7 +138,7 @@ class Hops:
 
 
 def hops_of(mfg: Mfg, asked: Asked) -> Hops | None:
-    """Returns the hops of a sampled batch of the loader that keeps ``asked``; None if its edges do not follow hops, as in an induced subgraph."""
+    """Returns a sampled batch's hops, for the loader that keeps ``asked``; None if edges were not drawn hop by hop."""
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     if nodes is None or edges is None or mfg.orig_row is not None or mfg.row is None:
         return None

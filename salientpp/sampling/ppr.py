@@ -145,7 +145,7 @@ class PPRSampler(NeighborSampler):
         if isinstance(topology, PartTopology):
             if topology.is_shared:
                 raise RuntimeError(
-                    "personalised PageRank of some seeds was not found when the loader was made, and finding it now needs lists of other ranks; use the "
+                    "personalised PageRank of some seeds was not found when the loader was made, and needs neighbour lists of other ranks; use the "
                     "sampler in a loader whose seeds are these vertices"
                 )
             return drawn_alone(self.finding(seeds, degrees_held(topology)))
@@ -260,7 +260,7 @@ class PPRSampler(NeighborSampler):
 
 
 def _edges_of(part: PartitionedGraph) -> Graph | Topology:
-    """Returns the lists of a partitioned graph that this process draws from."""
+    """Returns the neighbour lists of a partitioned graph from which this process draws."""
     if part.is_hetero:
         raise ValueError(
             f"a PPRSampler needs a graph with one vertex type, got {len(part.node_types)} in {part.root}; partition a Data"

@@ -1,4 +1,4 @@
-"""Calls PyG's code around a draw that starts from edges. It turns edges and negative examples into seeds, and adds labels to their sample."""
+"""Samples around edges as seeds. PyG's code turns edges and negative examples into seeds, and adds labels."""
 
 from __future__ import annotations
 

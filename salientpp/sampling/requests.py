@@ -1,4 +1,4 @@
-"""Requests to the owner of lists to draw from them, and its answers, as packets.
+"""Requests to the owner of neighbour lists to draw from them, and the owner's answers, as packets.
 
 A request holds the vertices of a batch whose lists the owner has. In a request with **members**, the owner finds all edges of these lists
 between vertices of the batch instead. Both sides derive the order of the sections from the graph's types and relations.
@@ -24,7 +24,7 @@ Ends = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class ListRequest:
-    """Request of a rank to the owner of lists, about one batch.
+    """Request of a rank to the owner of neighbour lists, about one batch.
 
     Attributes:
         hop: the numbers that fix the draws.

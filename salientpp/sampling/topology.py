@@ -65,7 +65,7 @@ class DrawOptions(NamedTuple):
 
 
 class Topology(ABC):
-    """Vertices of one type or several, and a way to draw from the edges into them.
+    """Vertices of one type or several, and methods that draw from the edges into them.
 
     A subclass sets :attr:`num_vertices` and implements :meth:`arrays` and :meth:`sample`. The other attributes have the values for one vertex type
     without times or weights; a subclass overrides those that differ. Several threads may call :meth:`sample` at once.

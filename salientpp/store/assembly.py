@@ -38,7 +38,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
-    """Writes ``out[i]`` = row ``index[i]`` of the concatenated tensors, on the device's current stream.
+    """Copies row ``index[i]`` of the concatenated ``tensors`` to ``out[i]``, on the device's current stream.
 
     Args:
         tensors: at most five, contiguous [s, ...], with the dtype and row shape of ``out``, on its device or in pinned

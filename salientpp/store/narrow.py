@@ -186,7 +186,7 @@ def read_format(text: Any) -> tuple[str, int]:
         if not block or (found[1].startswith("int") and block % 2 == 0 and block <= _MOST_BLOCK):
             return found[1], block
     raise ValueError(
-        f"a format must be one of {', '.join(map(repr, FORMATS))}, or one of the last two with an even block size as in 'int4/32', got {text!r}"
+        f"a format must be one of {', '.join(map(repr, FORMATS))}, or an int format with an even block size as in 'int4/32', got {text!r}"
         f"{did_you_mean(text, FORMATS)}"
     )
 

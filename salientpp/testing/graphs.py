@@ -10,7 +10,7 @@ from torch_geometric.utils import to_undirected
 
 
 def identity_features(num_vertices: int, width: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``x[v] = v`` in every column."""
+    """Returns features with ``x[v] = v`` in every column."""
     return torch.arange(num_vertices).view(-1, 1).repeat(1, width).to(dtype)
 
 
@@ -24,7 +24,7 @@ def random_data(
     dtype: torch.dtype = torch.float32,
     edge_attributes: bool = False,
 ) -> Data:
-    """Graph with skewed degrees, identity features, ``y[v] = v mod 7`` and random splits."""
+    """Makes a graph with skewed degrees, identity features, ``y[v] = v mod 7`` and random splits."""
     generator = torch.Generator().manual_seed(seed)
     # Squaring makes low ids popular, so degrees are skewed.
     source = (torch.rand(num_edges, generator=generator).square() * num_vertices).long()
@@ -56,7 +56,7 @@ RELATIONS = [
 
 
 def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> HeteroData:
-    """Graph of three types with skewed degrees, repeated edges, self-loops, isolated vertices, and edges in random order.
+    """Makes a graph of three types with skewed degrees, repeated edges in random order, loops and isolated vertices.
 
     Features identify vertices and edges: ``x[v] = (type, v)`` and ``edge_attr[e] = (relation, e)``. Times are integers
     with many ties. Weights are skewed, and some are zero.
@@ -84,7 +84,7 @@ def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> Heter
 
 
 def typed_data(seed: int = 0) -> HeteroData:
-    """Graph in which authors have wide rows, venues have no rows and papers have labels; every type has seeds."""
+    """Makes a graph: authors have wide rows, venues have no rows, papers have labels, and every type has seeds."""
     data = random_hetero(seed=seed)
     data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
     del data["venue"].x

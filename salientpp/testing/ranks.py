@@ -67,7 +67,7 @@ def forks() -> multiprocessing.context.ForkServerContext:
 
 
 def _new_processes() -> multiprocessing.context.SpawnContext | multiprocessing.context.ForkServerContext:
-    """Context of the ranks' processes."""
+    """Returns the multiprocessing context in which ranks are started."""
     return multiprocessing.get_context("spawn") if torch.cuda.is_available() else forks()
 
 

@@ -37,7 +37,7 @@ Case = tuple[str, dict[str, Any]]
 
 
 def one_type() -> Data:
-    """Graph whose vertices and edges have times, whose edges have attributes of several dtypes, and whose parts get different numbers of seeds."""
+    """Makes a graph with times, and edge attributes of several dtypes. Its parts get different numbers of seeds."""
     data = random_data(240, 1300, seed=3, directed=True, edge_attributes=True)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
@@ -204,7 +204,7 @@ def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: 
 
 
 def _own(part: PartitionedGraph, name: str) -> Tensor:
-    """Returns an argument that differs between parts. The first part has no seeds."""
+    """Returns a value for an argument that differs between parts. As ``input_nodes``, the first part gets no seeds."""
     if name == "input_time":
         ids = (
             part.split("train")

@@ -10,7 +10,7 @@ The source is Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), Propositio
     p_h(u) = 1 - prod_{v lists u} (1 - t_h(v) x_{h-1}(v)),      t_h(v) = min(1, f_h / d(v)),
 
 where d(v) is the in-degree of v, and t_h the probability that v, once expanded, draws one given neighbour (with
-replacement ``1 - (1 - 1/d)^f``). A hop can be modelled in two ways:
+replacement ``1 - (1 - 1/d)^f``). A hop has two models:
 
 * ``expand='hop'``, as in the paper: every vertex may be expanded at every hop. Then x = p, and the inclusion
   probability is ``1 - prod_{h>=1} (1 - p_h)``.

@@ -266,7 +266,7 @@ REFUSALS = [
     "subgraph_type='bidirectional' adds edges that do not follow hops; pass subgraph_type='directional'",
     "each seed grows a tree of its own, and a vertex may be in several trees; leave disjoint and time_attr out",
     "hosts whose ranks cooperate need equally many ranks, got [1, 2, 1] ranks; start the same number of ranks on every host",
-    "neighbor_sampler is a PPRSampler, whose batches do not follow hops; leave one of them out",
+    "neighbor_sampler is a PPRSampler, whose batches are not drawn hop by hop; leave one of them out",
     "the graph has several vertex types; leave cooperate out",
     "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'",
     "cooperate= is for a NeighborLoader; LinkNeighborLoader makes batches of edges, and each rank computes those alone; leave it out",

@@ -227,7 +227,7 @@ def _check_notes(rank: int, root: str) -> None:
         loader = _loader(part, memory={"host": 500, "machines": machines}, replication_factor=0.3)
     assert all(Path(each.filename) == Path(__file__) for each in told)
     text = " ".join(str(loader.plan()).split())
-    assert "per host for copies, more than the budget of 500 B" in text
+    assert "per host for copies of rows, more than the budget of 500 B" in text
     assert "no training step" not in text
     assert "the options that were given" not in str(_loader(part, memory=5000).plan())
     plain = _loader(part)

@@ -420,7 +420,7 @@ X = torch.zeros(9, 2, 3)
 @pytest.mark.parametrize(
     "call, error",
     [
-        (lambda: reduce_sources(LISTS, X, 8, "sum"), r"num_targets must be in \[0, 7\], the targets of the lists, got 8"),
+        (lambda: reduce_sources(LISTS, X, 8, "sum"), r"num_targets must be in \[0, 7\], the number of targets of the edges, got 8"),
         (lambda: take_targets(LISTS, X, -1), "num_targets must be in .* got -1"),
         (lambda: reduce_sources(LISTS, X, 7, "mul"), "reduction must be one of 'sum', 'mean', 'max', 'min', got 'mul'"),
         (lambda: reduce_sources(LISTS, torch.zeros(10, 2), 7, "sum"), "x must have at most 9 rows, .* got shape .10, 2"),

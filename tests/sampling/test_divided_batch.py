@@ -151,7 +151,7 @@ def test_batches_that_cannot_be_divided_are_errors():
     ):
         divide(batch_of([2, 2], 0, disjoint=True))
     for kind in ("induced", "bidirectional"):
-        with pytest.raises(ValueError, match="edges follow the hops .* use subgraph_type='directional'"):
+        with pytest.raises(ValueError, match="edges were sampled hop by hop .* use subgraph_type='directional'"):
             divide(batch_of([2, 2], 0, subgraph_type=kind))
     mfg = batch_of([2, 2], 0)
     n = mfg.node.numel()

@@ -1,4 +1,4 @@
-"""Describes the pieces of a partition on disk, and reads its files in a way that cannot run code."""
+"""Describes the pieces of a partition on disk, and reads its files without running code from them."""
 
 from __future__ import annotations
 

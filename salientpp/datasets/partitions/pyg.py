@@ -79,8 +79,8 @@ def _edges(
     row, col, ids = (integers(_member(entry, name, file), file, name) for name in ("row", "col", "edge_id"))
     if list(entry.get("size", size)) != size:
         raise ValueError(
-            f"{file}: expected edges between {size[0]} and {size[1]} vertices, as in node_map, got size "
-            f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
+            f"{file}: expected edges from {size[0]} sources to {size[1]} targets, the numbers of vertices in node_map, got size "
+            f"{entry['size']!r}; the files come from different partitions: copy all files of one partition again, or partition again"
         )
     yield PartRows("edge", edge_type, file, ids - first, {"row": row, "col": col})
 
@@ -97,7 +97,7 @@ def _edges(
         if own.shape != ids.shape or not bool((own == ids - first).all()):
             raise ValueError(
                 f"{attributes_file}: global_id must list the edges of graph.pt in the same order, got other ids; the "
-                "files are of different partitions: copy them again, or partition again"
+                "files come from different partitions: copy all files of one partition again, or partition again"
             )
     if values:
         yield PartRows("edge", edge_type, attributes_file, ids - first, values)

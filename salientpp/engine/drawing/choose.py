@@ -1,4 +1,4 @@
-"""The list of the methods that draw batches. A new method adds its class here."""
+"""Lists the classes that draw batches. To add one, write it in a new file and list it in :data:`METHODS`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class DrawingMethod:
 
     Args:
         seeds, sampler: of the loader.
-        exchange: connects the ranks that hold the rows and lists of other parts.
+        exchange: connects this rank to the ranks that hold the rows and neighbour lists of other parts.
     """
 
     is_collective: ClassVar[bool] = False
@@ -49,7 +49,10 @@ class DrawingMethod:
 
     @classmethod
     def suits(cls, sampler: BaseSampler) -> bool:
-        """True if this class can draw the batches of ``sampler``. A loader takes the first such class of the list."""
+        """True if this class can draw the batches of ``sampler``.
+
+        A loader draws with the first class of ``METHODS`` (engine/drawing/choose.py) for which this is True.
+        """
         raise NotImplementedError
 
     def excludes(self) -> Mapping[str, str]:
@@ -58,7 +61,7 @@ class DrawingMethod:
 
     def why_whole(self) -> str | None:
         """Returns why batches cannot be divided among a host's ranks, and what the user can do. None if they can be."""
-        return f"neighbor_sampler is a {type(self.sampler).__name__}, whose batches do not follow hops; leave one of them out"
+        return f"neighbor_sampler is a {type(self.sampler).__name__}, whose batches are not drawn hop by hop; leave one of them out"
 
     def prepare(self) -> None:
         """Prepares the method before the first batch, such as by computing scores. Collective."""
@@ -85,6 +88,7 @@ class DrawingMethod:
         """Samples the pieces, each with its own keys, and joins their MFGs into one.
 
         Args:
+            pieces: the seeds of one batch in one or several parts, as :meth:`Draws.pieces` returns them.
             only_vertices: see :meth:`draw_piece`.
             turn: epoch of the batch, and its tick in the epoch. None: the batch is drawn outside an epoch, or for a plan.
         """
@@ -97,7 +101,10 @@ class DrawingMethod:
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
     def draw_vertices(self, pieces: Sequence[Piece]) -> list[Mfg]:
-        """Samples the pieces without joining them. Only ``node`` of an MFG is valid: vertices of this rank."""
+        """Samples the pieces of a batch, and returns one MFG for each. Only ``node`` of these MFGs may be used.
+
+        If ranks divide batches (:attr:`division`), ``node`` has only the vertices that this rank computes.
+        """
         return [self.draw_piece(*piece, only_vertices=True) for piece in pieces]
 
     def begin(self, pieces: Sequence[Piece], turn: tuple[int, int], finish: Callable[[Mfg], Any]) -> Any:

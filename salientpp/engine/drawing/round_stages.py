@@ -60,7 +60,7 @@ class RoundStages:
 
     Args:
         topology: the neighbour lists that this rank's host holds.
-        exchange: the ranks that hold the other lists.
+        exchange: connects this rank to the ranks that hold the other neighbour lists.
         scout: runs a function in a sampling thread.
     """
 

@@ -1,4 +1,4 @@
-"""Draws batches with this package's sampler, from lists that this process holds."""
+"""Draws batches with this package's sampler, from neighbour lists that this process holds."""
 
 from __future__ import annotations
 

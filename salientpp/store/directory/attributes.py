@@ -121,9 +121,9 @@ def _columns(store: Any, where: str, *, num_vertices: int | None = None, num_edg
         if name == "edge_label_index":
             raise ValueError(
                 f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out first: "
-                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are edges of the graph, a LinkNeighborLoader on the "
-                "directory uses them by default, with their labels under edge_label='edge_label'. Pass other pairs to it as edge_label_index="
-                "part.directory_id(pairs)"
+                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. Pass the pairs to a LinkNeighborLoader on the directory as "
+                "edge_label_index=part.directory_id(pairs). Leave edge_label_index out to start from all edges of the graph; edge_label='edge_label' "
+                "then gives their labels"
             )
         if name in OWN_NAMES:
             raise ValueError(

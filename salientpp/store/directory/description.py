@@ -1,4 +1,4 @@
-"""Describes what a dataset directory holds, in the same way for all versions of the format.
+"""Describes what a dataset directory holds, by the same classes for all versions of the format.
 
 So readers and the writer need not check versions. Version 1 has one vertex type and one edge type, both named None.
 Its files have no prefix, and its manifest has the fields of these types at the top.

@@ -62,7 +62,7 @@ def verify_file(root: Path, name: str, entry: Mapping[str, Any], *, full: bool) 
 
 
 def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
-    """Memory-maps the array of a file. Returns the array and its map, which is None for an empty array."""
+    """Maps the array of a file into memory. Returns the array and its map, which is None for an empty array."""
     path = root / name
     try:
         # Copy-on-write: pages are shared and never written back. A stray in-place write by the user's code stays private to its process;

@@ -96,7 +96,7 @@ class Journal:
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ValueError(f"{path} cannot be read ({error}); remove {root}, or choose another directory") from None
         if not is_same_kind:
-            raise ValueError(f"{root} holds a journal of something else; choose another directory")
+            raise ValueError(f"{root} has the journal of a job of another kind; choose another directory")
         for folder, _, files in os.walk(self.work):
             for other in (file for file in files if not _UNFINISHED.fullmatch(f"{WORK}/{file}")):
                 raise ValueError(

@@ -159,7 +159,7 @@ class _Rewriter:
         )
 
     def _divide(self, old_files: list[str], new_files: list[str], new: EdgeType) -> None:
-        """Copies the edges' rows from ``old_files`` to ``new_files``, which divide the edges in another way."""
+        """Copies the edges' rows from ``old_files`` to ``new_files``, which divide the edges at other places."""
         first = self._arrays.open(old_files[0])
         rows = chain.from_iterable(_in_pieces(self._open(name)) for name in old_files)
         sizes = [end - begin for begin, end in new.pieces]

@@ -21,11 +21,11 @@ LATE = 1.2
 
 @dataclass(frozen=True)
 class ListSizes:
-    """Mean sizes of the lists of remote rows that a batch needs, measured over some batches.
+    """Mean number of remote rows that a batch needs, and mean bytes of their ids, over some batches.
 
     Attributes:
         num_ids: distinct remote rows of a batch.
-        list_bytes: bytes of their ids, as coded by :func:`salientpp.ops.code_ids`.
+        list_bytes: bytes of their ids, as packed by :func:`salientpp.ops.code_ids`.
         waiting_bytes: bytes that a drawn batch takes while it waits. 0: batches do not wait.
     """
 
@@ -35,7 +35,7 @@ class ListSizes:
 
     @classmethod
     def of(cls, lists: Sequence[Tensor], num_ids: int, waiting_bytes: float = 0.0) -> ListSizes:
-        """Measures coded lists of ids in [0, ``num_ids``)."""
+        """Measures ids in [0, ``num_ids``) of some batches, each packed by :func:`ops.code_ids`."""
         number = max(1, len(lists))
         return cls(
             sum(ops.ids_of_list(each, num_ids).numel() for each in lists) / number,

@@ -4,7 +4,8 @@ Inside the window the method is the optimal replacement of Belady, *A study of r
 5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave
 first; lower ids enter first. Probabilities are compared on a scale with 16 steps per factor of two. Those on the same step count as equal.
 
-With a long window of W batches, their lists of rows are read only once for every G batches. The window is thus up to W + G - 1 batches long.
+With a long window of W batches, the ids of their rows are read only once for every G batches. The window is thus up to
+W + G - 1 batches long.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Planner:
 
         Args:
             remote_id: int64 [n], the distinct remote ids that this batch needs, in any order.
-            upcoming: returns the remote ids of batch ``known``, coded by :func:`salientpp.ops.code_ids`, or None if they are unknown. It is called while
-                the window has room.
+            upcoming: returns the remote ids of batch ``known``, packed by :func:`salientpp.ops.code_ids`, or None if
+                they are unknown. It is called while the window has room.
         """
         if not self._links:
             self._link(remote_id, upcoming)

@@ -32,7 +32,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns how many batches are planned each time the lists of the window are read, so that a batch reads at most nine lists on average."""
+    """Returns how many batches are planned at a time. So a batch reads the ids of at most nine batches on average."""
     return max(1, -(-window // 8))
 
 

@@ -39,7 +39,7 @@ class Line:
 
     @property
     def copies(self) -> int:
-        """Bytes of a host's memory for copies of rows."""
+        """Bytes of a host's memory that copies of rows take: the cache, and what lookahead adds."""
         return sum(self.memory.get(name, 0) for name in COPIES)
 
 
@@ -81,7 +81,9 @@ class MemoryPlan:
         if not self.memory or self.chosen.copies <= self.memory:
             return ""
         needed, budget = format_bytes(self.chosen.copies), format_bytes(self.memory)
-        return f"the options that were given need {needed} per host for copies, more than the budget of {budget}"
+        return (
+            f"the options that were given need {needed} per host for copies of rows, more than the budget of {budget}"
+        )
 
     def _table(self) -> Any:
         from rich import box

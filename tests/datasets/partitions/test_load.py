@@ -603,7 +603,7 @@ PYG_DAMAGE = [
     (edited("node_map.pt", with_first(3)), "node_map.pt: expected a part in [0, 3) for every id, got 3 for 0"),
     (edited("node_map.pt", with_first(-1)), "node_map.pt: expected a part in [0, 3) for every id, got -1 for 0"),
     (edited("node_map.pt", lambda parts: (parts + 1) % 3), "but {root}/node_map.pt puts it in part"),
-    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges between 60 and 60 vertices, as in node_map, got size (61, 61)"),
+    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges from 60 sources to 60 targets, the numbers of vertices in node_map, got"),
     (edited("edge_map.pt", lambda parts: parts[:-1]), "graph.pt: expected ids in [0, "),
     (edited("edge_map.pt", lambda parts: (parts + 1) % 3), "graph.pt: edge "),
     (edited("part_0/graph.pt", lambda graph: [graph]), "part_0/graph.pt: expected a dict, got a list"),

@@ -602,7 +602,8 @@ def test_a_layer_that_would_be_silently_wrong_raises(roots):
     with pytest.raises(RuntimeError, match="Scaled merges sums of the batch's x, but was given another x"):
         scaled(batch.x, batch.edge_index)
     with pytest.raises(
-        ValueError, match="was given edge_weight, but the partial sums have no weights; pass their name to the loader"
+        ValueError,
+        match="was given edge_weight, but the partial sums have no weights; pass the name of the edge attribute",
     ):
         weighted(batch.x, batch.edge_index, torch.ones(batch.num_edges, dtype=torch.float64))
     weighted(batch.x, batch.edge_index)
