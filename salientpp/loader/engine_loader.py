@@ -35,10 +35,7 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Loader that runs the epochs of an engine. Subclasses set ``engine`` and ``_bookmark``, and may change batches.
-
-    ``_bookmark`` keeps the loader's position: its next epoch, and the progress in the current one.
-    """
+    """Loader that runs an engine's epochs. Subclasses set ``engine`` and ``_bookmark``, the position in the epochs."""
 
     data: Any
     engine: Engine
