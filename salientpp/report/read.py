@@ -55,7 +55,7 @@ class Log:
     Attributes:
         loader: number of the loader in its process.
         about: description of the loader.
-        started: time of the first record, in seconds since 1970.
+        started: time of the first record, in seconds since 1970. ``ended``: time of the last.
         epochs: epochs by their number. If one was begun several times, the last.
     """
 
@@ -65,6 +65,7 @@ class Log:
     loader: int
     about: Mapping[str, Any]
     started: float
+    ended: float
     epochs: Mapping[int, Epoch]
 
 
@@ -156,8 +157,12 @@ def read_run(folder: Path, loader: int | None = None) -> Run:
 def _latest_run(logs: Sequence[Log]) -> tuple[list[Log], int, list[str]]:
     """Returns the last log of each rank among those with as many ranks as the latest log has, their number of ranks, and notes."""
     in_order = sorted(logs, key=lambda log: log.started)
-    ranks = int(in_order[-1].about.get("ranks", 1))
-    found = {log.rank: log for log in in_order if log.about.get("ranks", 1) == ranks}
+    latest = in_order[-1]
+    ranks = int(latest.about.get("ranks", 1))
+    # A log that ended before the latest began is of an earlier run. A minute allows for clocks that differ.
+    found = {
+        log.rank: log for log in in_order if log.about.get("ranks", 1) == ranks and log.ended > latest.started - 60
+    }
     notes = []
     if len(found) < len(logs):
         notes.append(f"{len(logs) - len(found)} files of earlier runs were left aside; use one directory for each run.")
@@ -200,7 +205,7 @@ def _read_log(path: Path) -> Log | None:
     assert matched is not None  # the caller has chosen such files
     about: dict[str, Any] | None = None
     epochs: dict[int, Epoch] = {}
-    started, begin, end, has_spans = 0.0, 0, 0, False
+    started, begin, end, has_spans, line = 0.0, 0, 0, False, b""
     for end, line in _whole_lines(path):
         if about is not None and b'"instant"' not in line:
             has_spans = True
@@ -227,7 +232,8 @@ def _read_log(path: Path) -> Log | None:
             number = max(epochs) + 1 if epochs else 0
             epochs[number] = Epoch(numbers, (begin, end), is_whole=False)
     rank, host, _, loader = matched.groups()
-    return Log(path, int(rank), host, int(loader), about, started, epochs)
+    ended = _record(path, line)["time_us"] / 1e6
+    return Log(path, int(rank), host, int(loader), about, started, ended, epochs)
 
 
 def _numbers(context: Mapping[str, Any]) -> dict[str, float]:

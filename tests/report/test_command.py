@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from traces import Times, write
 
 from salientpp.report import page
+from salientpp.report.causes import CAUSES
+from salientpp.report.read import read_run
+from salientpp.report.run_page import numbers_of
 
 SLOW = [Times(batches=12), Times(batches=12, transform=0.31)]
 
@@ -37,6 +41,20 @@ def test_the_verdict_is_printed_and_the_files_are_written(capsys, folder):
     first = found["verdict"]["findings"][0]
     assert (first["cause"], first["rank"], first["part"]) == ("transform", 1, "transform")
     assert first["expected"] == pytest.approx(1.3, abs=0.1) == found["seconds"] - first["saved"]
+
+
+def test_the_page_on_files_names_every_field(capsys, folder):
+    text = (Path(__file__).parents[2] / "docs/reference/analysis-files.md").read_text().split("## Report\n")[1]
+    numbers = numbers_of(read_run(folder / "trace"))
+    found = {
+        *numbers,
+        *numbers["ranks"][0],
+        *numbers["verdict"]["findings"][0],
+        *numbers["timeline"],
+        *numbers["timeline"]["spans"][0],
+    }
+    assert [name for name in sorted(found) if f"`{name}`" not in text] == []
+    assert [cause.__name__ for cause in CAUSES if f"`{cause.__name__}`" not in text] == []
 
 
 def test_options_choose_the_epoch_the_loader_and_the_batches(capsys, folder):

@@ -84,6 +84,15 @@ def test_the_latest_run_and_the_longest_loader_are_chosen(tmp_path):
     assert read_run(tmp_path, loader=1).of_epoch()[1][0].epochs[0].numbers["batches"] == 3
 
 
+def test_a_rank_that_is_missing_in_the_latest_run_is_not_taken_from_an_earlier_one(tmp_path):
+    write(tmp_path, TWO, pid=90, begin=BEGIN - 5000)
+    _, second = write(tmp_path, TWO)
+    second.unlink()
+    run = read_run(tmp_path)
+    assert [(log.rank, log.started) for log in run.logs] == [(0, BEGIN)]
+    assert [note.split()[0] for note in run.notes] == ["2", "Records"]
+
+
 def test_an_empty_file_is_noted_and_others_are_ignored(tmp_path):
     first, second = write(tmp_path, TWO)
     second.write_text(second.read_text()[:50])
