@@ -11,6 +11,7 @@ therefore tell waiting for the network from waiting for slower ranks:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,7 +86,8 @@ class Job:
     def of(cls, ranks: Sequence[Rank]) -> Job:
         links: dict[tuple[int, int], float] = {}
         for rank in ranks:
-            links |= {(int(a), int(b)): float(speed) for a, b, speed in rank.about.get("links") or ()}
+            measured = [link for link in rank.about.get("links") or () if len(link) == 3 and 0 < link[2] < math.inf]
+            links |= {(int(source), int(to)): float(speed) for source, to, speed in measured}
         return cls(ranks, links, _parts_of(ranks, links))
 
     @cached_property

@@ -107,9 +107,11 @@ class Run:
 
         known = self.epochs
         if not known or (number is not None and number not in known):
-            words = f"one of {', '.join(map(str, known))}" if known else "at least one epoch"
-            given = "none" if number is None else number
-            raise ValueError(f"{self.folder}: expected {words} of loader {self.loader}, got {given}; choose another")
+            words = f"epoch {' or '.join(map(str, known))}" if known else "at least one epoch"
+            given = (
+                f"{number}; choose another --epoch" if known else "none; iterate the loader, or choose another --loader"
+            )
+            raise ValueError(f"{self.folder}: expected {words} of loader {self.loader}, got {given}")
         chosen = max(known, key=finished) if number is None else number
         return chosen, [log for log in self.logs if chosen in log.epochs]
 
@@ -188,12 +190,21 @@ def _whole_lines(path: Path, first: int = 0, last: int | None = None) -> Iterato
             yield place, line
 
 
+#: Fields that are read, and the types of their values.
+_FIELDS: Mapping[str, Any] = {
+    "log_type_name": str,
+    "time_us": (int, float),
+    "step": (int, type(None)),
+    "context": (dict, type(None)),
+}
+
+
 def _record(path: Path, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError:
         record = None
-    if isinstance(record, dict) and isinstance(record.get("log_type_name"), str) and "time_us" in record:
+    if isinstance(record, dict) and all(isinstance(record.get(name), kinds) for name, kinds in _FIELDS.items()):
         return record
     shown = line[:60].decode(errors="replace").strip()
     raise ValueError(f"{path}: expected a record of a loader on each line, got {shown!r}; remove the file, or {_AGAIN}")
@@ -218,7 +229,8 @@ def _read_log(path: Path) -> Log | None:
                 raise ValueError(f"{path}: expected a description of a loader on line 1, got {kind!r}; remove the file")
             about, started, begin = context, record["time_us"] / 1e6, end
         elif record["log_type_name"] == "epoch":
-            number = int(record.get("event_name") or context.get("epoch", len(epochs)))
+            text = str(record.get("event_name") or context.get("epoch"))
+            number = int(text) if text.isdecimal() else len(epochs)
             epochs[number] = Epoch(_numbers(context), (begin, end))
             begin, has_spans = end, False
         else:

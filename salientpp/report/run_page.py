@@ -64,6 +64,8 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
         notes.append(
             f"Epoch {number} was not finished on rank {', '.join(unfinished)}: its numbers are sums of its spans."
         )
+    if without := [str(log.rank) for log in run.logs if number not in log.epochs]:
+        notes.append(f"Rank {', '.join(without)} has no records of epoch {number}.")
     if number == 0 and len(run.epochs) == 1:
         notes.append("This is the first epoch, in which files are read into memory and models are compiled.")
     return {

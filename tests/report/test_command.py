@@ -71,7 +71,7 @@ def test_options_choose_the_epoch_the_loader_and_the_batches(capsys, folder):
     [
         ("nowhere", "nowhere: expected a directory with records of a run, got no directory; train again with SALIENTPP_TRACE_DIR=DIR"),
         (".", ".: expected files loader.global_rank_*.jsonl, got none"),
-        ("trace --epoch 9", "trace: expected one of 0, 1 of loader 0, got 9; choose another"),
+        ("trace --epoch 9", "trace: expected epoch 0 or 1 of loader 0, got 9; choose another --epoch"),
         ("trace --loader 9", "trace: expected one of the loaders 0, got 9; choose another --loader"),
         ("trace --batches 50:60", "expected batches between 0 and 11 of epoch 1, got 50:60; choose other --batches"),
         ("trace --out no/such/place", "--out: the directory no/such does not exist"),

@@ -8,6 +8,7 @@ import pytest
 from traces import BEGIN, Times, made, write
 
 from salientpp.report.read import read_run, spans_of
+from salientpp.report.run_page import numbers_of
 
 TWO = [Times(batches=12), Times(batches=12, transform=0.1)]
 
@@ -110,6 +111,8 @@ def test_an_empty_file_is_noted_and_others_are_ignored(tmp_path):
         ("[1]\n", r"expected a record of a loader on each line, got '\[1\]'"),
         ("\0\xff\n", "expected a record of a loader on each line"),
         ("{}\n", "expected a record of a loader on each line, got '{}'"),
+        ('{"log_type_name": "loader", "time_us": 1, "context": []}\n', "expected a record of a loader on each line"),
+        ('{"log_type_name": "loader", "time_us": "1"}\n', "expected a record of a loader on each line"),
         (
             json.dumps({"log_type": "instant", "log_type_name": "epoch", "time_us": 1}) + "\n",
             "expected a description of a loader on line 1, got 'epoch'; remove the file",
@@ -121,6 +124,19 @@ def test_a_file_of_something_else_is_refused(tmp_path, text, error):
     second.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=f"{second.name}: {error}"):
         read_run(tmp_path)
+
+
+def test_a_loader_that_was_never_iterated_has_no_epoch(tmp_path):
+    first, second = write(tmp_path, TWO)
+    for path in (first, second):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(ValueError, match="expected at least one epoch of loader 0, got none; iterate the loader"):
+        read_run(tmp_path).of_epoch()
+    write(tmp_path, TWO)
+    first.write_text(first.read_text().splitlines(keepends=True)[0])
+    run = read_run(tmp_path)
+    assert run.of_epoch()[0] == 1 and [log.rank for log in run.of_epoch()[1]] == [1]
+    assert "Rank 0 has no records of epoch 1." in numbers_of(run)["notes"]
 
 
 def test_a_damaged_span_is_refused_where_it_is_read(tmp_path):
@@ -141,5 +157,5 @@ def test_a_folder_without_records_is_refused(tmp_path):
     write(tmp_path, TWO)
     with pytest.raises(ValueError, match="expected one of the loaders 0, got 7; choose another --loader"):
         read_run(tmp_path, 7)
-    with pytest.raises(ValueError, match="expected one of 0, 1 of loader 0, got 5; choose another"):
+    with pytest.raises(ValueError, match="expected epoch 0 or 1 of loader 0, got 5; choose another --epoch"):
         read_run(tmp_path).of_epoch(5)
