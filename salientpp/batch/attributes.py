@@ -83,7 +83,7 @@ class NodeAttributes:
         return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
 
     def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Sets the attributes of the vertices ``n_id`` on ``out``. ``rows`` holds the columns that are gathered already or will arrive later."""
+        """Sets attributes of vertices ``n_id`` on ``out``. ``rows``: by name, rows or placeholders of later rows."""
         to = out._mapping
         for name in store._mapping:
             if name in rows:

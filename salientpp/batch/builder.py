@@ -58,13 +58,13 @@ class BatchBuilder:
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns that the tiers can serve: the data still has the tensors of the tiers."""
+        """Returns the columns that the tiers can serve: those whose tensors are still in the data."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
 
     def current(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns whose rows in the tiers equal those in ``contents``: writes make device copies stale."""
+        """Returns the columns whose rows in the tiers equal those in ``contents``. Copies on devices may be older."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
@@ -115,7 +115,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """True if the tiers hold the column's tensor in ``contents``. They never serve one that needs a gradient."""
+        """True if the tiers hold the tensor that ``contents`` has for the column, and it needs no gradient."""
         value = contents.value(column)
         if column in self.own:
             return True

@@ -155,7 +155,7 @@ def is_sparse_tensor(value: Any) -> bool:
 
 
 def _is_equal(ours: object, theirs: object) -> bool:
-    """True if both are the same edges. They may have been copied, or moved to another device."""
+    """True if both values hold the same edges, also if one is a copy of the other or is on another device."""
     if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return False
     is_alike = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)

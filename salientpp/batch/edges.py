@@ -22,9 +22,11 @@ class BatchEdges(Tensor):
     """Edges int64 [2, e] that know the hops of their batch.
 
     Attributes:
-        hops: hops of the batch.
+        hops: how many of the batch's vertices and edges lie within each number of hops of the seeds.
         relation: edge type of these edges.
-        adj_t_version: number of in-place writes to the ``adj_t`` that these edges replace; -1 for a ``SparseTensor``. None: the batch has ``edge_index``.
+        adj_t_version: if the batch has an ``adj_t``, the number of in-place writes to its values when the batch was
+            made. By this number ``edges_of`` notices a later change. It is -1 for a ``SparseTensor`` without values.
+            None: the batch has ``edge_index``.
     """
 
     # Operations skip the check for subclasses, and return plain tensors.
@@ -108,7 +110,7 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """Makes edges that know their batch's hops. Tensors of inference mode are copied, because they count no changes."""
+    """Makes edges that know their batch's hops. Copies inference tensors, because torch counts no writes to them."""
     if edge_index.is_inference():
         with torch.inference_mode(False):
             edge_index = edge_index.clone()
@@ -118,7 +120,7 @@ def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
 
 
 def edges_of(value: Any) -> Any:
-    """Returns the marked edges of a batch's ``adj_t``, if the ``adj_t`` is unchanged. Returns any other value as it is."""
+    """Returns the :class:`BatchEdges` of a batch's ``adj_t`` that is unchanged. Returns any other value as it is."""
     edges = getattr(value, "_salientpp_edges", None)
     return edges if edges is not None and edges.adj_t_version == _version_of(value) else value
 

@@ -168,7 +168,7 @@ class Producer:
         return Request(tick, Undone(self._idle, tick, leaving))
 
     def without_batch(self, state: Any) -> Any:
-        """Replaces a request by an empty one after this rank has left. Keeps later states: other ranks may have been asked."""
+        """Replaces a request by an empty one after this rank has left. Returns states of later stages as they are."""
         if not isinstance(state, Request):
             return state
         state.sampling.cancel()

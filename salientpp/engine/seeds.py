@@ -43,7 +43,7 @@ class Seeds:
             are already sorted by this probability.
         split: name of the stored split that the seeds are, which means the same on every rank. None: the seeds are no split.
         part_of: returns int64 [number], the stored part that owns each seed. None: no part owns the seeds, such as the user's own vertex pairs.
-        start: starting probabilities, from which the cache of a partitioned graph is planned.
+        start: the probability that a batch starts from each vertex, to plan the cache of a partitioned graph.
         negatives: kind and number of negative examples of edges.
     """
 

@@ -88,10 +88,10 @@ class Shares:
         return Turns(schedules, logical_ranks, self.joined, self._positions_by_unit(placement))
 
     def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
-        """Returns the placement and the order that this rank has with another number of logical ranks, as in a state.
+        """Returns this rank's placement and order with the seed and the number of logical ranks of a saved state.
 
         Raises:
-            ValueError: the rank would then have other parts.
+            ValueError: this number does not fit the ranks, parts or seeds, or some rank would serve other parts.
         """
         try:
             found = dataclasses.replace(placement, num_logical_ranks=logical_ranks)

@@ -211,7 +211,7 @@ class BatchStages:
         return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
 
     def begin_to_wait(self, request: Request) -> Request:
-        """Tells the ways that a batch was drawn in rounds, and lets it wait. Later batches are drawn meanwhile, so the ways know what follows it."""
+        """Tells the ways which rows a batch needs, to plan ahead, and sets it aside while later batches are drawn."""
         sampled = self._drawn(request)
         if request.draws is not None and sampled.batch is not None:
             for way in self.ways:

@@ -127,7 +127,7 @@ class Call:
         return mapped_rows(self.scratch, shape, dtype)
 
     def count_uses(self) -> Tensor:
-        """Returns the cache's scores of rows, which are counted once: see :func:`count_transfers_saved`."""
+        """Returns the scores by which rows are cached: see :func:`count_transfers_saved`. It counts only once."""
         if self.uses is None:
             self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
         return self.uses

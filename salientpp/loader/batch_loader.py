@@ -238,7 +238,7 @@ class BatchLoader(PlannedLoader):
     # Differences between loaders of vertices and of edges.
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        """Opens the data, with the seeds and the sampler that this loader draws from it."""
+        """Opens ``data`` as the source of batches, with this loader's seeds and sampler. Subclasses implement it."""
         raise NotImplementedError
 
     def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:

@@ -52,7 +52,7 @@ class Classes:
 
 
 def rounded_up(size: int) -> int:
-    """Rounds a size up to at least :data:`_STEPS`, in that many steps per power of two, which adds at most 3 %."""
+    """Rounds a size up, at least to :data:`_STEPS`. A size above it grows by less than ``1 / _STEPS`` of itself."""
     step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
     return max(_STEPS, -(-size // step) * step)
 

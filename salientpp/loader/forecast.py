@@ -128,7 +128,7 @@ def _spread(size: int, number: int) -> list[int]:
 
 
 def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tensor:
-    """Returns ``g`` for each seed and each size, float64 [number of seeds, number of types]."""
+    """Returns how much each seed adds to each expected size of a batch (``g`` above): float64 [seeds, types]."""
     expected = _expected(basis, round(sum(_positions(turn).numel() for turn in turns) / len(turns)))
     inputs = basis.source.seeds.inputs
     if isinstance(inputs, EdgeSamplerInput):
@@ -174,10 +174,10 @@ def _explained(x: Tensor, y: Tensor) -> float:
 
 
 def _trial_size(x: Tensor, y: Tensor) -> int:
-    """Returns the number of trial batches that give :data:`_STANDARD_ERROR`, at most :data:`MOST_TRIAL`.
+    """Returns how many trial batches give mean + 3 deviations to :data:`_STANDARD_ERROR`, up to :data:`MOST_TRIAL`.
 
-    With n batches and the share R^2, the variance of the mean is ``(1 - R^2) / n``, and that of the standard deviation ``(1 - R^4) / 2n``, in units of the
-    variance. The latter counts 3^2 times.
+    If x explains the share R^2, n batches give the mean with the variance ``(1 - R^2) / n``, and the standard
+    deviation with ``(1 - R^4) / 2n``, in units of the size's variance. The second counts 3^2 times.
     """
     if not bool((y != y[0]).any()):
         return 0

@@ -182,7 +182,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         return dataclasses.replace(facts, same=same, least_label=_sign_of_least(inputs.label))
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Makes 0 mean "negative" with binary negatives: if the minimum label of all ranks is 0, every rank raises its labels by one."""
+        """Makes 0 mean "negative" with binary negatives: adds one to all labels if the smallest of all ranks is 0."""
         inputs, binary = seeds.inputs, self.neg_sampling is not None and self.neg_sampling.is_binary()
         assert isinstance(inputs, EdgeSamplerInput)
         least = min((facts.least_label for facts in everyone if facts.least_label is not None), default=None)
@@ -208,7 +208,7 @@ def _check_amount(amount: Any) -> None:
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:
-    """Returns -1, 0 or 1, the sign of the smallest label. NaN counts as -1, because PyG does not raise such labels either."""
+    """Returns -1, 0 or 1, the sign of the smallest label. NaN counts as -1: PyG adds nothing to such labels."""
     if label is None or not label.numel():
         return None
     least = label.min()

@@ -13,7 +13,7 @@ def divided(kwargs: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any],
 
 
 def split_draws(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``kwargs`` into those of a sampler, which have these names, and those of a loader. Blocks of ``shared_draws`` are the loader's."""
+    """Splits ``kwargs`` by ``names`` for a sampler and a loader. The loader also gets blocks of ``shared_draws``."""
     of_sampler, others = divided(kwargs, names)
     if "shared_draws" in of_sampler:
         draws = of_sampler.pop("shared_draws")

@@ -133,7 +133,7 @@ class Padding:
             store.num_nodes = size
 
     def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
-        """Returns the batch's attributes to pad for ``kind``, 'node' or 'edge', and those in ``names``."""
+        """Returns which attributes to pad: those of ``kind`` ('node' or 'edge') in the data, and those in ``names``."""
         if isinstance(self.data, (Data, HeteroData)):
             whole = self.data._store if store._key is None else self.data[store._key]
             names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}

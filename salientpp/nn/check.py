@@ -148,7 +148,10 @@ class CheckedCall:
         return Fault(max(faults) * eps, evaluates, expected)
 
     def corrected(self, plan: TrimPlan, fault: Fault) -> tuple[TrimPlan | None, str]:
-        """Gives all rows to the fewest first layers that remove the fault. Returns the plan, or None, and the last such layer's path."""
+        """Gives all rows to as few of the first layers as remove the fault.
+
+        Returns the plan (None: no number of layers does), and the path of the last layer that gets all rows.
+        """
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
                 continue

@@ -334,7 +334,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns the number of targets of a pair. Without a pair: of targets whose sources all have ``rows``."""
+        """Returns the number of targets in a pair, or else the number of targets whose sources are all in ``rows``."""
         source, target = pair_of(rows)
         if source is not target and self._is_paired:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_targets

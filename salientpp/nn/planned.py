@@ -128,7 +128,7 @@ class Attributes:
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Attributes of each module of a user's class, and a copy of the attributes that torch's ``Module`` lacks."""
+        """Attributes of each module of a user's class, and a copy of those attributes that torch's ``Module`` lacks."""
         return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
 
     def are_of(self, model: torch.nn.Module) -> bool:

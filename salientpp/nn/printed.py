@@ -36,7 +36,8 @@ def _extra_repr(model: Module) -> str:
 def print_trimmed_of(kind: type[Module]) -> type[Module]:
     """Makes trimmed models of a class print that they are trimmed, if the class has a ``__repr__`` without ``extra_repr``, as PyG's models have.
 
-    It replaces the ``__repr__`` of the class, because Python never takes it from the object. The class's other models print as before.
+    It replaces the ``__repr__`` of the class, because Python does not look ``__repr__`` up in the object. The class's
+    other models print as before.
 
     Returns:
         The class that defines this ``__repr__``. It can be pickled where ``kind`` cannot, such as the classes that ``torch.fx`` makes.

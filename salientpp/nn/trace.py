@@ -204,7 +204,7 @@ class Recorder(Noted, TorchDispatchMode):
 
     @_unseen
     def see_gradients(self, inputs: Any) -> None:
-        """Records that all rows of a tensor are needed if a function of the user's computes its gradient."""
+        """Records that tensors from a user's ``autograd.Function`` need all rows, because its backward may mix them."""
         for tensor in tensors_of(inputs):
             function = tensor.grad_fn
             if isinstance(function, BackwardCFunction) and not _home_of(function).startswith(_KEEP_ROWS):

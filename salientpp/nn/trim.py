@@ -301,7 +301,7 @@ def _planned(
 
 
 def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Results, TrimPlan]:
-    """Records a call. Returns a plan that trusts unknown uses of row counts, the plain results, and a safe plan."""
+    """Records a call. Returns a plan that ignores unknown uses of row counts, the plain results, and a safe plan."""
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
@@ -480,7 +480,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns :func:`_choice` of a value in a container, but only the type of a large number, which may be a size."""
+    """Returns :func:`_choice` of an item in a container. Leaves out a tensor's value, and numbers that may be sizes."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)

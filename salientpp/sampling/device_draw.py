@@ -146,7 +146,7 @@ def sample_neighbors(
 def _slots(
     graph: DeviceGraph, frontier: Tensor, fanout: int, batch_key: int, hop: int, replace: bool, num_found: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Draws.
+    """Draws the neighbours of a hop.
 
     Returns for each slot (a neighbour to draw) a position in the lists, and the vertex's place in ``frontier``. The
     position is -1 in an unused slot. The indices are None if each vertex has ``fanout`` slots.

@@ -77,8 +77,8 @@ class Drawn:
 
     Attributes:
         count: int64 [m], number of edges drawn from each list.
-        source: global ids of the sources, [e]; for edges between members, their positions among the members. They and ``offset`` are uint8, uint16, int32
-            or int64.
+        source: [e], the sources of the edges, as global ids; from :meth:`Lists.edges_between`, as positions in its
+            ``members``. The dtype is uint8, uint16, int32 or int64, as for ``offset``.
         offset: [e], numbers of the edges in the whole graph, minus the ``base`` of their list. None: not wanted.
         base: int64 [m], or [1] if all lists have the same base. None only without ``offset``.
         first: int64 [m], number of the first edge of each whole list. None: not wanted.
@@ -139,7 +139,10 @@ class Lists:
     def edges_between(
         self, place: Tensor, of: Vertices, members: Vertices, num_sources: int, num_trees: int, with_rows: bool
     ) -> Drawn:
-        """Finds all edges in the lists at ``place`` whose source is a member of the same tree. With times, the tree's seed must see the edge or its source."""
+        """Finds all edges in the lists at ``place`` whose source is one of the ``members`` of the same tree.
+
+        With times, it finds only edges that the tree's seed may see, by the time of the edge or of its source.
+        """
         lists = self.relation
         time = lists.edge_time if lists.source_time is None else lists.source_time
         timed = time is not None and of.now is not None
@@ -154,7 +157,7 @@ class Lists:
         return torch.tensor([self.first_edge], dtype=torch.int64, device="cpu")
 
     def _numbered(self, place: Tensor, drawn: Drawn, with_rows: bool) -> Drawn:
-        """Returns ``drawn``, whose ``offset`` holds positions in arrays, with the numbers of the edges instead."""
+        """Returns ``drawn``, whose ``offset`` holds positions in the arrays, with numbers of edges instead of these."""
         position, ids = drawn.offset, self.relation.edge_id
         assert position is not None  # as the caller made it
         stored = position if ids is None else ids[position].to(torch.int64)

@@ -45,8 +45,8 @@ class Hops:
         num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
         edge_index: by relation int64 [2, e] on the CPU, as sampled.
         share: this rank's share, if the ranks of a host compute the batch together. The vertices and edges here are then the rank's own.
-        asked: kinds of edge lists (by target, by source) that models have used in batches of the same loader. Its
-            threads make them for later batches.
+        asked: kinds of edge lists (by target, by source) that models have used in batches of the same loader. The
+            loader's threads make lists of these kinds for later batches.
     """
 
     num_nodes: Mapping[str | None, list[int]]

@@ -80,7 +80,7 @@ def drawing_of(
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A batch that waits for other ranks' answers to its requests (a round).
+    """One round of drawing a batch, in which the batch waits for other ranks' answers to its requests.
 
     Attributes:
         drawing: generator that continues when it is sent the answers.

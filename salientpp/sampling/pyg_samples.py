@@ -37,7 +37,7 @@ def sample_of_edges(
     Args:
         disjoint: every seed grows a tree of its own.
         key: fixes the negative examples.
-        has_window: the times end windows, so they are checked as such.
+        has_window: each time is the end of a time window, and is checked by :meth:`Clock.check_ends`.
     """
     clock, times = topology.clock, inputs.time
     if times is not None and clock is not None:

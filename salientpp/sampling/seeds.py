@@ -190,7 +190,7 @@ def workload_of_part(
 ) -> Workload:
     """Returns the workload by which policies rank the vertices for a part's batches, see :meth:`PartitionedGraph.workload`.
 
-    If other hosts hold some of the lists, its ``graph`` are the sums of :func:`list_sums_of`.
+    If other hosts hold some of the lists, its ``graph`` is the result of :func:`list_sums_of`.
     """
     arguments = part_id, seeds, sampler.fanouts[0], batch_size, sampler.replace
     if not isinstance(sampler.topology, PartTopology):
@@ -213,7 +213,8 @@ def scores_of_part(
 
     The loader and the analysis both plan by these scores, so that they cache the same rows.
 
-    If other hosts hold some of the lists, the call is collective. The ranks then compute their scores together, unless all know them.
+    If other hosts hold some of the lists, the call is collective. The ranks then compute
+    their scores together, unless each has stored scores of the policy 'vip'.
 
     Args:
         inputs: the seeds of the part.

@@ -39,7 +39,7 @@ class Found:
         fetched, copied: bytes per batch, as predicted by the price and as counted.
         seconds: seconds per batch, as predicted by the price.
         remote_rows: numbers of rows from other ranks, with the way and without.
-        unlike_plan: differences between the tiers and the price of the engine, and those of a plan, for which no row moves.
+        unlike_plan: where the tiers and the price of the engine differ from those of a plan, for which no row moves.
     """
 
     wrong: list[str]
@@ -128,7 +128,8 @@ class WayLaws:
 
     Attributes:
         options: options of a loader that uses the way.
-        band: largest difference of price and count, as a fraction of the count; at least the bytes of four rows are allowed.
+        band: largest allowed difference of predicted and counted bytes, as a fraction of the counted ones. A difference
+            of up to four rows is always allowed.
     """
 
     options: ClassVar[dict[str, Any]]

@@ -200,7 +200,7 @@ def with_copies(
     cache: FeatureCache | TypedFeatureCache,
     stays: Callable[[str | None], bool] = lambda type_: True,
 ) -> TiersByType:
-    """Adds a cache to ``tiers``. If ``stays(type)`` is False, copies on the host may change, and are not added."""
+    """Adds a cache to ``tiers``. Leaves out its copies on the host if they may change: ``stays(type)`` is False."""
     found = dict(tiers)
     for type_, of_type in cache.by_type.items():
         if type_ in found and basis.source.books[type_].num_parts > 1:

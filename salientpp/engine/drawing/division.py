@@ -29,7 +29,7 @@ class Division:
     """Says which rank of a host computes each vertex, and divides batches accordingly.
 
     Attributes:
-        owner: int8 or int16 [N], for each vertex the rank that computes it, by the number of this rank on its host.
+        owner: int8 or int16 [N], for each vertex the number on the host of the rank that computes it.
         num_ranks: number of ranks of the host.
         place: number of this rank on its host, in [0, ``num_ranks``).
         once: lets a batch of an epoch be drawn by one rank. None: every rank draws it.

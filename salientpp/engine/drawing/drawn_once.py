@@ -78,7 +78,7 @@ class DrawnOnce:
 
     Args:
         host: the ranks of the host.
-        owners: int8 or int16 [N], for each vertex the rank that owns it, by the number of this rank on the host.
+        owners: int8 or int16 [N], for each vertex the number on the host of the rank that owns it.
         ahead: largest number of batches that a rank may draw before the others ask for them.
         limit: seconds that a rank waits for another rank's draw before it draws the batch itself.
 
@@ -155,7 +155,7 @@ class DrawnOnce:
         return _OFFERS + place * _OFFER_WORDS
 
     def _offer(self, slot: int, key: Sequence[int]) -> tuple[Offer | None, int]:
-        """Returns where a share for this rank is, or None; and the number of the table's entry that says so."""
+        """Returns where this rank's share was left for it (None: nowhere), and the number that marks it as taken."""
         entry = self._table[slot].tolist()
         *words, taken = entry[self._offer_at(self._place) :][:_OFFER_WORDS]
         number = entry[_NUMBER]

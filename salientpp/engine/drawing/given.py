@@ -1,4 +1,4 @@
-"""Draws batches with a sampler of PyG or of the user, which gets no key, or with a bidirectional one, which gets one."""
+"""Draws batches with PyG's or the user's sampler, or with a bidirectional one. Only the last gets a key."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class DrawingMethod:
         raise NotImplementedError
 
     def excludes(self) -> Mapping[str, str]:
-        """Returns loader options that do not work with this method: name -> reason. Defaults always work."""
+        """Returns loader options that do not work with this method: name -> reason. Default values always work."""
         return {}
 
     def why_whole(self) -> str | None:
@@ -121,7 +121,7 @@ class DrawingMethod:
         return list(in_order(lambda pieces: measure(self.draw(pieces, only_vertices)), batches, "salientpp-draw"))
 
     def stages(self, scout: Callable[..., Any]) -> list[list[Stage]]:
-        """Returns the stages that finish a draw, which come before the ten stages of a batch, in runs of one tick each.
+        """Returns the stages that finish drawing a batch, before its ten stages: a list of stages for each tick.
 
         Args:
             scout: runs a function in a sampling thread.

@@ -127,7 +127,7 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that no use follows within ``batches`` batches, and its sum over all fewer batches.
+        """Returns the probability that no use follows within n = ``batches`` batches, and its sum over smaller n.
 
         A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
         """
@@ -180,7 +180,7 @@ class Spread:
         return high
 
     def is_long_enough(self, num_slots: float, window: float) -> bool:
-        """True if rows between two uses in the window fill the slots, so that a longer one saves no more fetches."""
+        """True if rows between two uses in the window fill the slots. A longer window then saves no more fetches."""
         return num_slots < float(self.count.sum()) and self._used(window / LATE) >= num_slots
 
     def _used(self, batches: float) -> float:

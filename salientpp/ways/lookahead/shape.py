@@ -32,7 +32,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns how many batches are planned at a time. So a batch reads the ids of at most nine batches on average."""
+    """Returns how many batches are planned at a time: per batch, a plan then reads at most nine lists of ids."""
     return max(1, -(-window // 8))
 
 
@@ -77,5 +77,5 @@ class Shape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of everything except the rows."""
+        """Bytes that a cache of this shape takes besides its rows."""
         return self.list_bytes + 6 * self.num_slots + self.table_size * self.table_dtype.itemsize

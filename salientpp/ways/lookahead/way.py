@@ -207,7 +207,7 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """Draws a batch in advance. Returns its remote ids by type, packed by ``code_ids``; not those of other ways."""
+        """Draws a batch in advance. Returns by type, packed by ``code_ids``, the remote ids that no other way holds."""
         ids = _ids_of(basis.source.drawing.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:

@@ -83,7 +83,7 @@ def calibrate(
     * ``step``: time of training steps on batches that were loaded before.
 
     Args:
-        basis: of a loader on a partitioned graph, the same on all ranks.
+        basis: the basis of a loader on a partitioned graph; every rank passes its own for the same loader.
         step: training step, called with a batch. It may average gradients over the ranks: all ranks call it equally often.
         seconds: approximate time of all measurements.
         between: link between hosts. None: it is measured.

@@ -90,7 +90,7 @@ class Marked(Tensor):
     _version_given: int | None
 
     def plain(self) -> Tensor:
-        """Returns the tensor without the mark, for inspection. A model that computes with it has no protection."""
+        """Returns the tensor as a plain one, for inspection. Operations on the plain tensor are not checked."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor)
 
@@ -137,7 +137,7 @@ def leave_to_python() -> None:
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """Returns a tensor with the mark. ``given``: True if the loader gave its values, which no operation has changed."""
+    """Makes a tensor :class:`Marked`, so that its operations are checked. ``given``: its values are the loader's."""
     if given:
         leave_to_python()
     with torch._C.DisableTorchFunctionSubclass():
