@@ -35,7 +35,7 @@ class BatchBuilder:
         device: device of the delivered batches.
         pin_memory: if True, put finished CPU batches into pinned host memory.
         dtype: dtype of the delivered ``x``. None: as stored.
-        own: columns whose rows come from a user's source instead of the data.
+        own: columns (vertex type, attribute name) whose rows come from a user's source instead of the data.
         held: contents of the data when the tiers that ``fetch`` reads were made. None: the data cannot change.
         marks_sizes: if True, tell ``torch.compile`` which sizes change.
         frames: by type and attribute name, the tables whose columns are gathered.

@@ -33,7 +33,7 @@ class DataTemplate:
 
     Args:
         data: the whole graph. Its attributes may be written to, replaced, added and removed at any time, but sampling keeps using the original graph.
-        own: columns whose rows come from the user's sources.
+        own: columns (vertex type, attribute name) whose rows come from the user's sources.
     """
 
     def __init__(self, data: Data | HeteroData, own: Collection[Column] = ()) -> None:

@@ -182,7 +182,7 @@ class Values:
 
 
 def entry_meant(name: str, declared: Mapping[str, Option]) -> str:
-    """Returns a hint for an error about an unknown argument: the entry of a mapping that is meant, or ``""``."""
+    """Returns a hint for an unknown argument: the entry of an option's mapping that the user may mean; or ``""``."""
     words = name.split("_")
     for option, key in ((lead, entry) for lead in declared for entry in declared[lead].keys):
         there = [*option.split("_"), *key.split("_")]

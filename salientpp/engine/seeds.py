@@ -181,7 +181,7 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
     """Returns the probability that a batch needs each row.
 
     Args:
-        nodes: the seeds, if a batch starts from ``batch_size`` of them and from no other vertices. None: it may start from others.
+        nodes: the seeds, if a batch starts from ``batch_size`` of them and from no other vertices; else None.
     """
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(

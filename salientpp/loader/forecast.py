@@ -1,8 +1,10 @@
 """Mean and spread of the sizes of batches, known before the first batch (``pad='fixed'``).
 
-Two sources are combined. Inclusion probabilities give, for every seed s, the derivative ``g(s)`` of the expected size (:mod:`salientpp.vip.sizes`). The sum
-``x = sum_s g(s)`` over the seeds of a batch is known for every batch without sampling it. A trial samples some batches and counts their sizes ``y``. Then x is
-a control variate of y (Lavenberg and Welch, Management Science 27, 1981). With a curve ``f`` that is fitted to the trial, and r the deviation from it,
+Two sources are combined. Inclusion probabilities give, for every seed s, how much larger a batch with s is expected to
+be: ``g(s)`` (:mod:`salientpp.vip.sizes`). The sum ``x = sum_s g(s)`` over the seeds of a batch is known for every
+batch without sampling it. A trial samples some batches and counts their sizes ``y``. Then x is a control variate of y
+(Lavenberg and Welch, Management Science 27, 1981). With a curve ``f`` that is fitted to the trial, and r the deviation
+from it,
 
     mean = E[f(x)],        variance = Var[f(x)] + Var[r],        third central moment = E[(f(x) - E[f(x)])^3].
 
@@ -174,10 +176,11 @@ def _explained(x: Tensor, y: Tensor) -> float:
 
 
 def _trial_size(x: Tensor, y: Tensor) -> int:
-    """Returns how many trial batches give mean + 3 deviations to :data:`_STANDARD_ERROR`, up to :data:`MOST_TRIAL`.
+    """Returns the number of trial batches, at most :data:`MOST_TRIAL`, that reach :data:`_STANDARD_ERROR`.
 
     If x explains the share R^2, n batches give the mean with the variance ``(1 - R^2) / n``, and the standard
-    deviation with ``(1 - R^4) / 2n``, in units of the size's variance. The second counts 3^2 times.
+    deviation with ``(1 - R^4) / 2n``, in units of the size's variance. The second counts 3^2 times, because the
+    size at mean + 3 standard deviations is wanted.
     """
     if not bool((y != y[0]).any()):
         return 0

@@ -26,7 +26,7 @@ class PaddedLoader(EngineLoader):
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
-        """Steps applied to every complete batch: padding, then the user's ``transform``."""
+        """Function that pads a complete batch, if asked, and calls the user's ``transform`` on it; or None."""
         return self.transform if self._given_options.pad is None else self._fill_up
 
     def _fill_up(self, batch: Data) -> Data:

@@ -28,7 +28,7 @@ class GrowingBatch:
         num_trees: number of trees, which is the number of seeds.
         n_id, tree: per type int64 [n], the vertices so far, and the trees that they belong to. Without trees, ``tree`` is empty.
         tree_time: int64 [num_trees], the time of each tree's seed. None without times.
-        tree_since: int64 [num_trees], the first time that each tree sees. None without a time window.
+        tree_since: int64 [num_trees], the time at which each tree's time window begins. None without a time window.
         first: per type, the position in ``n_id`` of the first vertex that the next hop expands.
         edge_index: per relation int64 [2, e], positions of the edges' sources and targets in ``n_id``.
         groups: per relation, the draws of all hops, with the positions of their vertices in ``n_id``.

@@ -53,7 +53,8 @@ class Vertices:
         ids: global ids.
         tree: the tree of each vertex; None if the batch has no trees.
         now: the time of each tree's seed; None without times.
-        since: the first time that each tree sees; None without a time window. It follows from ``now``, so no packet holds it.
+        since: the time at which each tree's time window begins; None without a window. No packet holds it,
+            because it follows from ``now``.
     """
 
     ids: Tensor

@@ -77,7 +77,7 @@ class ListRequest:
 
 
 def _window_in_words(window: int | float | None) -> tuple[int, int]:
-    """Returns the length of a time window as two int64: 0 for None, 1 for an integer and 2 for a float, and its bits."""
+    """Returns the length of a time window as two int64: its kind (0: None, 1: integer, 2: float) and its bits."""
     if window is None:
         return 0, 0
     return (1, window) if isinstance(window, int) else (2, struct.unpack("<q", struct.pack("<d", window))[0])

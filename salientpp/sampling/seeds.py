@@ -213,8 +213,8 @@ def scores_of_part(
 
     The loader and the analysis both plan by these scores, so that they cache the same rows.
 
-    If other hosts hold some of the lists, the call is collective. The ranks then compute
-    their scores together, unless each has stored scores of the policy 'vip'.
+    If other hosts hold some of the lists, the call is collective. The ranks then compute their scores together, unless
+    each of them finds stored scores of the policy 'vip'.
 
     Args:
         inputs: the seeds of the part.

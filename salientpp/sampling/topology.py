@@ -156,7 +156,7 @@ class Topology(ABC):
         return self.node_time[name][seeds]
 
     def since(self, now: Tensor | None, window: int | float | None) -> Tensor | None:
-        """Returns the earliest time that each tree sees, int64 on the :attr:`clock`. ``now``: the times of their seeds. None without ``now`` or a window."""
+        """Returns when each tree's time window begins, on the :attr:`clock`. ``now``: the seeds' times."""
         return None if now is None or window is None or self.clock is None else self.clock.since(now, window)
 
     def as_typed(self) -> TypedGraph:

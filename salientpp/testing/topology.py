@@ -204,7 +204,7 @@ def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: 
 
 
 def _own(part: PartitionedGraph, name: str) -> Tensor:
-    """Returns a value for an argument that differs between parts. As ``input_nodes``, the first part gets no seeds."""
+    """Returns a value of the argument ``name``, different on each part. For ``input_nodes``, part 0 gets no seeds."""
     if name == "input_time":
         ids = (
             part.split("train")

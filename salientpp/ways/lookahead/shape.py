@@ -32,7 +32,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns how many batches are planned at a time: per batch, a plan then reads at most nine lists of ids."""
+    """Returns how many batches are planned at a time. Planning then reads at most nine lists of ids per batch."""
     return max(1, -(-window // 8))
 
 

@@ -31,7 +31,7 @@ def lines_of(
     weight: str | None = None,
     beside: Sequence[Way] = (),
 ) -> tuple[list[Line], Batch]:
-    """Predicts each combination's cost on this rank. Also returns the mean size of its batches. Collective.
+    """Predicts each combination's cost on this rank. Also returns the mean size of this rank's batches. Collective.
 
     Args:
         weight: the entry 'weight' of ``partial_aggregation``.
@@ -71,9 +71,9 @@ def lines_together(
     weight: str | None = None,
     beside: Sequence[Way] = (),
 ) -> tuple[list[Line], Batch]:
-    """Predicts each combination's cost on the slowest rank, equal on all ranks. Also this rank's mean batch.
+    """Predicts each combination's cost on its slowest rank, and returns it with the mean size of this rank's batches.
 
-    Collective. See :func:`lines_of` for the arguments. All except ``beside`` are equal on all ranks.
+    Collective. See :func:`lines_of` for the arguments. Costs and arguments, except ``beside``, are equal on all ranks.
     """
     lines, batch = lines_of(basis, choices, machines, policy, weight, beside)
     told = basis.comm.gather_facts({"lines": [_as_json(line) for line in lines]}, task="plan its memory")

@@ -59,7 +59,7 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
-    """Returns the vertices that the last hop found first. Sums may replace their rows: layers only aggregate these."""
+    """Returns the vertices that are new in the last hop. Sums may replace their rows, which layers only aggregate."""
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
