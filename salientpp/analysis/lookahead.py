@@ -145,7 +145,10 @@ class Lookahead:
 
 
 def volumes(ranks: Sequence[list[Known]], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
-    """Returns, for each static cache in ``vip``, the rows that all ranks fetch with lookahead in the same memory. With ``epochs=0`` these are forecasts."""
+    """Returns, for each static cache in ``vip``, the rows that all ranks fetch with a lookahead cache of the same size.
+
+    With ``epochs=0`` these are forecasts.
+    """
     found = []
     for own, known in zip(vip, zip(*ranks)):
         static, static_rows = sum(each.static for each in known), own.remote_rows_per_rank or ()

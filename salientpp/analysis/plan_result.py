@@ -69,14 +69,17 @@ class Planned:
 
     @property
     def recommended(self) -> Prediction:
-        """The prediction with the fewest hosts, and then the least memory, whose epoch takes at most 3 % longer than the shortest."""
+        """Epoch with the fewest hosts, then the least memory, of those at most 3 % longer than the shortest epoch."""
         limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
         return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))
 
     @property
     def cheapest(self) -> Prediction | None:
-        """The shortest epoch among those that cost at most 3 % more than the cheapest. Among epochs within 3 %, the least memory wins. None without a price."""
+        """The fastest epoch that costs at most 3 % more than the cheapest epoch. None without a price.
+
+        If other such epochs take at most 3 % longer than the fastest, it is the one with the least memory.
+        """
         costs = [each.cost for each in self.chosen if each.cost is not None]
         if not costs:
             return None

@@ -52,7 +52,7 @@ def shown(analysis: Analysis, details: bool = False, hint: str = "", command: st
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
-    """Returns a table of static caches: for each policy and α, the fraction still fetched (:meth:`Analysis.share`).
+    """Returns a table of static caches: for each policy and α, :meth:`Analysis.share`, the fraction still to fetch.
 
     With ``details``, it also has the rows and bytes for the policy 'vip', counted and forecast.
     """
@@ -101,12 +101,13 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
 
 
 def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Returns a column, (heading, result), for each α of a cache's way."""
+    """Returns a table's columns: (heading, result) for each α, for results of one ``way``, such as 'lookahead'."""
     return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
 def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each α, the share of the static cache's rows that ranks still fetch if they know their next batches."""
+    """Shows, for each α, the rows that ranks fetch with lookahead, divided by the rows that they fetch with the static
+    VIP cache of the same α."""
     asked = analysis.draws["lookahead"]
     counted = asked is not None and analysis.epochs > 0
     vip = {each.replication_factor: each.rows for each in analysis.of(num_neighbors=numbers, way=CACHE, policy="vip")}
@@ -135,7 +136,8 @@ def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each α, the rows and sums that are fetched with partial aggregation, and their bytes as a share of the bytes without it."""
+    """Shows, for each α, the rows and sums fetched with partial aggregation, and their bytes divided by the bytes
+    fetched without it."""
     return _table(
         f"num_neighbors {list(numbers)}: rows and sums fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
@@ -151,7 +153,7 @@ def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each counted β, the rows and sums that are copied to devices with partial aggregation."""
+    """Shows the rows and sums copied to devices with partial aggregation, for each share β of a part on the device."""
     return _table(
         f"num_neighbors {list(numbers)}: own parts' rows that hosts copy to devices per epoch with partial_aggregation, over all machines, if the "
         "first β of each part are kept in GPU memory",
@@ -195,7 +197,10 @@ def remarks(analysis: Analysis, details: bool) -> list[str]:
 
 
 def mean_table(analysis: Analysis) -> Table:
-    """Shows geometric means over num_neighbors of the share of rows still fetched; shares below 0.001 count as 0.001."""
+    """Shows, for each policy and α, the geometric mean over num_neighbors of :meth:`Analysis.share`.
+
+    Shares below 0.001 count as 0.001.
+    """
     tables = [static_caches(analysis, numbers) for numbers in analysis.num_neighbors]
 
     def mean(key: tuple[str, str], alpha: float) -> str:
@@ -211,7 +216,7 @@ def mean_table(analysis: Analysis) -> Table:
 
 
 def device_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows the rows that a batch copies to the device, over β."""
+    """Shows the rows that a batch copies to the device, for each β: the share of the part that the device keeps."""
     columns = [
         ("GPU memory", lambda row: format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–"),
         ("VIP order", attrgetter("rows_per_batch_vip_order")),

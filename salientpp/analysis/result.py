@@ -38,7 +38,10 @@ class Summed:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of their own parts that hosts copy to devices per epoch if a device holds the first β of each part; means over epochs."""
+    """Rows of own parts that hosts copy to devices per epoch.
+
+    A device holds the share ``device_fraction`` of each part. Means over epochs.
+    """
 
     num_neighbors: tuple[Any, ...]
     device_fraction: float
@@ -141,7 +144,7 @@ class Analysis:
 
     @property
     def num_neighbors(self) -> list[tuple[Any, ...]]:
-        """The num_neighbors that have results."""
+        """The values of ``num_neighbors`` that have results."""
         return list(dict.fromkeys(volume.num_neighbors for volume in self.results))
 
     def by_host(self, volume: Volume) -> list[float]:
@@ -150,7 +153,10 @@ class Analysis:
         return [sum((volume.remote_rows_per_rank or ())[first:last]) for first, last in pairwise(ends)]
 
     def share(self, volumes: Sequence[Volume]) -> float:
-        """Returns the fraction of the bytes that are still fetched with one cache, over all vertex types; of the rows, if the bytes of a row are unknown."""
+        """Returns the bytes fetched with one cache, divided by the bytes fetched without it, over all vertex types.
+
+        Counts rows if the bytes of a row are unknown.
+        """
         weights = [volume.row_bytes or 1 for volume in volumes]
         without = sum(volume.rows_without_cache * weight for volume, weight in zip(volumes, weights))
         left = sum((volume.rows or 0) * weight for volume, weight in zip(volumes, weights))

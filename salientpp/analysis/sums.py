@@ -71,7 +71,10 @@ class SumTraffic:
 
 
 def volumes(ranks: Sequence[SumTraffic], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
-    """Returns, for each static cache in ``vip``, what all ranks fetch with sums in the same memory; and for each β, what hosts copy to devices."""
+    """Returns, for each static cache in ``vip``, what all ranks fetch with sums in the same memory.
+
+    Also returns what hosts copy to devices, for each of :data:`DEVICE_FRACTIONS`.
+    """
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))
     for own, by_rank, auto in zip(vip, moved, asks):

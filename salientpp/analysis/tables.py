@@ -18,7 +18,7 @@ class FittedTable(Table):
     Columns with ``justify="right"`` hold numbers, which are neither wrapped nor cut. Other columns wrap.
 
     Attributes:
-        num_keys: number of columns that name a line, the first of the table.
+        num_keys: number of columns that name a line. They are the first columns of the table.
     """
 
     num_keys = 1

@@ -139,7 +139,7 @@ def _checked(
 
 
 def link_of(text: str) -> Link:
-    """Returns the link of this name, or with this rate and delay."""
+    """Returns the link that ``text`` names, or a link with the rate and delay in ``text``."""
     from salientpp.ways.planner.machines import LINKS, Link
 
     if text in LINKS:

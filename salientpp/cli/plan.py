@@ -238,7 +238,11 @@ def _words(text: str) -> list[str]:
 
 
 def _constant(text: str) -> tuple[list[str], Any]:
-    """Returns the path of names, and the value: a number, or a name such as that of a link."""
+    """Parses a value of ``--set``, such as ``step.seconds=0.05``.
+
+    Returns the names before the equals sign, split at the dot, and the value: a float, or the text itself, such as a
+    link's name.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise argparse.ArgumentTypeError(f"expected a constant and its value such as step.seconds=0.05, got {text!r}")

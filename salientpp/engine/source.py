@@ -138,7 +138,8 @@ def open_data(
     own = _own_rows(columns, {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
         raise ValueError(
-            "columns can have row sources for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+            "columns cannot have row sources if the data is a (FeatureStore, GraphStore) pair, because its rows come "
+            "from the FeatureStore; leave them out"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
     exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))

@@ -49,7 +49,8 @@ class Agreement:
     """Checks, before each collective, that all ranks start the same one. This object has the state of one rank.
 
     Attributes:
-        within: connections of all ranks of the job, which are also told of a difference. None: ``comm`` connects all.
+        within: connections of all ranks of the job. All these ranks are told of a difference. None: ``comm`` connects
+            all.
         place: text that names the layer that is running on this rank, for errors; empty outside the model.
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
@@ -78,7 +79,10 @@ class Agreement:
             self.place = ""
 
     def name_exchange(self, rows: Tensor, kind: str) -> str:
-        """Numbers the next exchange of ``rows`` [n, ...], and returns a name for errors, which all ranks must get."""
+        """Numbers the next exchange of ``rows`` [n, ...], and returns its name for errors.
+
+        All ranks must get the same name.
+        """
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"

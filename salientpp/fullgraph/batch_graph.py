@@ -23,17 +23,20 @@ class BatchGraph(RankGraph):
     """One rank's share of a batch that a host's ranks compute together: the rank's vertices, and the edges into them.
 
     The graph may have only the vertices within some hops of the seeds. Many layers cannot be called without rows. So a
-    share without vertices gets one vertex with a self-loop, whose row is removed from the output. If no vertex is
-    within the hops, it has the share's first vertex, whose row no rank gets.
+    share without vertices gets one vertex with a self-loop; its row is removed from the output. If a share has
+    vertices, but none within the hops, the graph has the first vertex of the share. No other rank receives the row of
+    this vertex.
 
     Attributes:
         ranks: the ranks of the host.
         all_ranks: the ranks that train the model together.
         share: this rank's share.
-        edge_index: int64 [2, e], edges into own vertices, in the numbers of the share; the self-loop of a share without vertices.
+        edge_index: int64 [2, e], edges into own vertices, in the numbers of the share; for a share without vertices,
+            the self-loop.
         within: number of hops of the graph around the seeds; None: the whole share.
         whole: the graph of the whole share, which holds this one; None: this graph.
-        edge_weight: the weights of all edges of the share, for a layer that gets those within some hops.
+        edge_weight: the weights of all edges of the share. A layer that gets only the edges within some hops takes
+            their weights from here.
         targets: number of own vertices that the running layer computes, if it takes rows of sources and of targets separately; None: all.
     """
 
@@ -93,7 +96,7 @@ class BatchGraph(RankGraph):
         return max(1, self.share.own[min(hops, len(self.share.own) - 1)])
 
     def edges_within(self, hops: int) -> int:
-        """Returns the number of edges into own vertices within ``hops`` hops of the seeds."""
+        """Returns the number of edges into those own vertices that lie within ``hops`` hops of the seeds."""
         return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
 
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
@@ -144,7 +147,10 @@ class BatchGraph(RankGraph):
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks of the host, because batch normalisation takes its statistics from one batch, as in one process."""
+        """The ranks of the host.
+
+        They share a batch, and batch normalisation takes its statistics from one batch, as in one process.
+        """
         return self.ranks
 
     @property

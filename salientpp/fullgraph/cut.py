@@ -1,7 +1,7 @@
 """Decides by minimum cuts which rows of other ranks a rank keeps, fetches or gets as sums. Also computes vertex covers.
 
 The graph of :func:`least_cut` has a source, a sink and the following nodes. A node is on the source's side of the cut if its statement
-is true.
+is true. A group g is a set of edges to one vertex whose rows one sum can replace.
 
 * ``S(g, h)``: at hop h, no sum is sent for group g.
 * ``N(u, h)``: the row of u is needed at hop h.

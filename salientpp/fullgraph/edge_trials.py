@@ -1,8 +1,9 @@
 """Tries layers, to find those that compute a target's row from edges into other targets too. Such layers are refused.
 
-PyG's layers do, but a subclass, a module inside a layer or a hook may look at all targets. For example, ``update`` of a subclass may subtract a mean. A rank
-has only the edges into its own vertices. So the first call of a layer is repeated three times without effects: with all edges, and with only the edges into
-every second target. If the rows of these targets differ, the layer is refused.
+PyG's own layers compute a target's row only from the edges into this target. But a subclass, a module inside a layer or
+a hook may look at all targets. For example, ``update`` of a subclass may subtract a mean. A rank has only the edges
+into its own vertices. So the first call of a layer is repeated three times without effects: with all edges, with the
+edges into even targets, and with the edges into odd targets. If the rows of these targets differ, the layer is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class EdgeTrials:
         return EdgeTrials()
 
     def check(self, model: torch.nn.Module, conv: MessagePassing, *call: Any) -> None:
-        """Raises RowsMixed if a layer of ``model`` computes a target from edges into others, as :meth:`mixes` finds."""
+        """Raises RowsMixed if a layer of ``model`` computes a target's row from edges into other targets.
+
+        :meth:`mixes` finds this out.
+        """
         if self.mixes(conv, *call):
             path = next(path for path, each in model.named_modules() if each is conv)
             raise RowsMixed(

@@ -250,7 +250,7 @@ class DistAdjacency:
         return torch.where(self._has_edges[:mine, None], largest, 0)
 
     def _largest(self, table: Tensor) -> Tensor:
-        """Returns [matrix rows, f]: the maximum of the rows of ``table`` that a matrix row's entries name, or -inf."""
+        """Returns, for each matrix row, the maximum of the rows of ``table`` that its entries refer to, or -inf."""
         index = self._ends[0, :, None].expand(-1, table.size(1))
         # As in PyG, equal extremes share the gradient, and nothing else does: torch counts an equal initial value too.
         zeros = table.new_zeros((self._shape[0], table.size(1)))
@@ -349,7 +349,10 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
-    """Returns the hop that serves these edges (local numbers) with the fewest rows and sums of others. Collective."""
+    """Returns the hop that serves these edges (local numbers) with the fewest rows and sums from other ranks.
+
+    Collective.
+    """
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]

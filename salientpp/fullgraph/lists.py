@@ -20,7 +20,7 @@ class OtherLists:
     """Gets the neighbour lists of other ranks' vertices from their owners.
 
     Args:
-        own: the lists of this rank's vertices, or on every rank those of all vertices.
+        own: the lists of this rank's vertices. If every rank has the whole graph: the lists of all vertices.
         offsets: the first vertex of each rank, and N at the end.
     """
 

@@ -31,7 +31,8 @@ class LocalGraph(RankGraph):
 
     Attributes:
         ranks: all ranks, their collectives and counters.
-        lists: the neighbour lists of this rank's vertices, or for a ``Data`` those of all vertices, with the attributes of the edges.
+        lists: the neighbour lists of this rank's vertices, with the attributes of the edges. If the graph is a
+            ``Data``: the lists of all vertices.
         others: gets neighbour lists of other ranks' vertices from their owners.
         offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
@@ -39,8 +40,8 @@ class LocalGraph(RankGraph):
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        rows: for each hop, the vertices whose rows this rank fetches, ascending int64 global ids. It gets sums instead
-            of other rows that it needs. None: it fetches all needed rows. The last entry also serves later hops at
+        rows: for each hop, the vertices whose rows this rank fetches, ascending int64 global ids. For the other rows
+            that it needs, it gets sums. None: it fetches all needed rows. The last entry also serves later hops at
             which no kept vertex is available.
         base: the part without the plan; None if this part has no plan.
         outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.

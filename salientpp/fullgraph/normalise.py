@@ -55,7 +55,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
 
 
 class Helpers:
-    """Versions of PyG's helper functions for one rank's edges, which layers call instead. ``kept`` caches results."""
+    """PyG's helper functions for one rank's edges. Layers call them instead of PyG's. ``kept`` caches results."""
 
     def __init__(self, graph: RankGraph) -> None:
         self._graph_of = weakref.ref(

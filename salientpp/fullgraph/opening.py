@@ -126,7 +126,10 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Reads a directory. Returns :class:`LocalGraph`'s arguments after ``ranks``, and checksums by the data's names."""
+    """Reads a directory.
+
+    Returns the arguments of :class:`LocalGraph` that follow ``ranks``, and checksums: name of the data -> checksum.
+    """
     if part.is_hetero:
         raise ValueError(
             f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "

@@ -111,7 +111,8 @@ class Costs:
     def edge(self, depth: int) -> float:
         """Returns an edge's extra seconds if ``depth`` layers of its target are recomputed, not ``depth - 1``.
 
-        A layer that is a matrix product adds the edge up only at hops that need it. Other layers do so at every hop, which ``depth`` 1 pays for.
+        A layer that is a matrix product adds up the edge's row only at hops that need it. Other layers add it up at
+        every hop. ``depth`` 1 pays for all these hops.
         """
         words = self.widths[depth - 1] if depth == 1 or self.products[depth - 1] else 0
         if depth == 1:

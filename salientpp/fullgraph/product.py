@@ -180,7 +180,7 @@ def _exchanged_sums(
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the positions of rows, and of sums, in a table with each rank's ``rows[rank]`` rows, then its sums."""
+    """Returns positions of rows, and of sums, in a table that has each rank's ``rows[rank]`` rows, then its sums."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)

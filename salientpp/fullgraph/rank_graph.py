@@ -76,7 +76,7 @@ class RankGraph:
 
     @property
     def num_seeds(self) -> int | None:
-        """Number of this rank's seeds in a batch, whose rows come first; None in full-graph training."""
+        """Number of this rank's seeds in a batch; None in full-graph training. The rows of the seeds come first."""
         return None
 
     @property
@@ -125,7 +125,7 @@ class RankGraph:
         return self.num_inner + self.outer.numel()
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
-        """Returns the table of sources, [num_rows, ...]: ``rows`` [num_inner, ...], and ``arrived`` in its slots."""
+        """Returns the table of sources [num_rows, ...]: ``rows`` [num_inner, ...], and ``arrived`` at ``hop.slots``."""
         if arrived.size(0) == self.outer.numel() and not self.inner.numel():
             return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
         empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))

@@ -27,7 +27,9 @@ class Checking(Protocol):
 
 
 class Count(torch.SymInt):
-    """Integer computed from a number of rows, which knows how. A symbolic integer, so that torch's functions accept it.
+    """Integer that remembers how it was computed from a number of rows.
+
+    It is a symbolic integer, so torch's functions accept it.
 
     Args:
         value: the integer.

@@ -110,7 +110,10 @@ def _sorted(call: Call) -> list[Rows | None]:
 
 
 def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
-    """Returns reordered rows of edges. Questions about them get no answer, as it is unknown which rows count."""
+    """Describes rows of edges in a new order.
+
+    :func:`over_ranks` answers no question about them, as it is unknown which of them are edges into own vertices.
+    """
     call.selects = True
     return Rows(Family.of(number, "edges, in another order", (4, 11)), lead)
 
@@ -156,7 +159,10 @@ def _compares_ids(call: Call) -> bool:
 
 
 def _joined_edges(call: Call) -> list[Rows | None] | None:
-    """Returns the rows of a ``cat`` of edges and others, such as a self-loop per vertex. None for other functions."""
+    """Describes the rows of a ``cat`` of edges and other rows, such as a self-loop for each vertex.
+
+    None for other functions.
+    """
     if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
         return None
     tensors = call.args[0]
@@ -223,9 +229,9 @@ def _index_along(dim: int, index: Any, number: int) -> Any:
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where the results of a function of ``mask.nonzero()`` have rows, if it only reshapes, copies or selects.
+    """Returns where a function's results have rows, if it only reshapes, copies or selects ``mask.nonzero()``.
 
-    Returns None if the function does anything else. Rows of such results have :attr:`Rows.places` set.
+    Returns None if the function does anything else. The returned :class:`Rows` have ``places`` set.
     """
     if call.name not in _FORMS or len(call.rows) > 1:
         return None
@@ -361,7 +367,7 @@ def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
 
 
 def _fits(values: Tensor, selected: Family, call: Call) -> bool:
-    """True if ``values`` may be written to the selected rows: they belong to these rows, or are equal for all."""
+    """True if ``values`` may be written to the selected rows: they are of the same selection, or equal for all rows."""
     rows = call.rows_of(values)
     if rows is not None:
         return rows.family.what == selected.what and not rows.lead and rows.factor == 1 and not rows.places
@@ -378,7 +384,10 @@ def _is_of_targets(index: Tensor, edge_index: Tensor) -> bool:
 
 
 def _selected(family: Family, mask: Tensor) -> Family:
-    """Returns the rows that a mask selects as a family. Its name has a hash of the mask."""
+    """Makes a family of those rows of ``family`` that the mask selects.
+
+    The new family's name contains a hash of the mask, so equal masks give equal names.
+    """
     what = f"{family.what}, selected by {hash(mask.detach().cpu().numpy().tobytes())}"
     number = int(mask.sum())
     return Family.of(number, what, (5, 13))

@@ -36,7 +36,8 @@ class Family:
     Attributes:
         number: number of rows.
         what: "vertices", "edges", or a name of the selection.
-        tables: for each of two trials, numbers of the family's rows in it, and positions in it of compared rows.
+        tables: two lists for each of two trials: the numbers of the family's rows that the trial has, and the positions
+            in the trial of the compared rows.
     """
 
     number: int
@@ -45,7 +46,7 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Makes a family, and draws the rows of its two trials. ``sizes``: their numbers of rows.
+        """Makes a family, and draws the rows of its two trials. ``sizes``: number of rows of each trial.
 
         The first trial has only the compared rows. An empty selection of vertices needs no trials. A graph without
         edges is tried with rows of zeros.

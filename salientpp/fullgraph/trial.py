@@ -5,7 +5,8 @@ Five kinds of steps are timed:
 * the plain step;
 * a step with one vertex of another rank cached;
 * a step with every second vertex of the halo cached;
-* the same step, which also recomputes a layer of some of these vertices. This adds at most about as many edges as the rank has;
+* a step like the one before, which also recomputes one layer of some of the cached vertices. This adds at most about
+  as many edges as the rank has;
 * a step in which all edges come from vertices of the same rank.
 """
 

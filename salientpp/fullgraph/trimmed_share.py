@@ -75,7 +75,7 @@ def trimmed(
 
 
 def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan, equal on all ranks of a host. It has a digest of their numeric arguments."""
+    """Returns the key of a call's plan, equal on a host's ranks. It has a digest of each rank's numeric arguments."""
     key, numbers = keys_of(model.module, args, kwargs)
     if not numbers:
         return key
@@ -85,7 +85,10 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan:
-    """Records a call's plan on each rank of the host. Returns one plan: per layer, the most hops that a rank found."""
+    """Records a call's plan on each rank of the host.
+
+    Returns one plan for all, in which a layer has the most hops that any rank found for it.
+    """
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan

@@ -13,7 +13,10 @@ from salientpp.fullgraph.exchange import Ranks
 
 
 class _Backward:
-    """Callback at the end of a backward. After an exception, torch deletes it uncalled. It then tells the ranks."""
+    """Callback that tells the other ranks of a failed backward. torch calls it at the end of a backward.
+
+    After an exception, torch deletes it uncalled, and the deletion tells the ranks.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._differences = ranks, RanksDiffer.raised

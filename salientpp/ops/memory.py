@@ -31,7 +31,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
 def return_freed_memory() -> None:
     """Returns memory that this process has freed, and that the GNU C library keeps, to the system. Without that library it does nothing.
 
-    The library keeps the pages of freed blocks below a block in use, and blocks of up to 32 MiB count as small once a larger one has been freed.
+    Without this call, the library keeps the pages of a freed block that lies below a block in use. After a large block
+    was freed, this holds for blocks of up to 32 MiB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

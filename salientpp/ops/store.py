@@ -17,7 +17,7 @@ def pack_id_set(ids: Tensor, num_ids: int) -> Tensor:
     """Packs ascending, distinct ``ids`` int64 [n] of [0, num_ids) into a bitmap with running counts.
 
     Returns int64 words, one per 32 ids (none for the empty set): a quarter of a byte for each of the ``num_ids`` ids.
-    In :func:`look_up` the slot of a member is its position in ``ids``.
+    In :func:`look_up` the slot of an id is its position in ``ids``.
     """
     return operators.pack_id_set(ids, num_ids)
 
@@ -36,9 +36,10 @@ def look_up(
 
     Returns:
         ``position`` and ``slot``, two lists of int64 vectors, and ``remote_counts`` int64 [K], the number of remaining
-        ids of each owner. The lists have one entry per group. The groups are: each local set; the rest of the part (slot: local id); each remote
-        set; and the remaining ids (slot: global id), grouped by owner.
-        Positions are places in ``n_id``; each place is in one group. The slot of an id in a set is the number of smaller members.
+        ids of each owner. The lists have one entry per group. The groups are: each local set; the rest of the part
+        (slot: local id); each remote set; and the remaining ids (slot: global id), grouped by owner. Positions are
+        places in ``n_id``; each place is in one group. The slot of an id in a set is the number of smaller ids in the
+        set.
     """
     return operators.look_up(n_id, offsets, part_id, local_sets, remote_sets)
 

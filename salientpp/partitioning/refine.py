@@ -113,6 +113,7 @@ class _Hops:
     def _differentiate(self, own: Sequence[Tensor], remote: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
         """Returns inclusion probabilities, and the gradients of their sums over the remote vertices by p_0, both float32 [N, W].
 
+        ``A`` sums over neighbour lists, and ``t_h``, ``p_h`` and ``q_h`` are as in :mod:`salientpp.vip.inclusion`.
         Forwards, with R_h the sum of q_0 to q_h: ``s_h = A^T log(1 - t_h q_{h-1})``, ``p_h = 1 - exp(s_h)``, ``q_h = p_h (1 - R_{h-1})``. Backwards, with
         a_h the derivative by q_h and m = [remote]: ``a_h = m [h > 0] - sum_{j>h} a_j p_j + t_{h+1} / (1 - t_{h+1} q_h) A ((1 - p_{h+1}) (1 - R_h) a_{h+1})``.
         """

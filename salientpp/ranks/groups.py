@@ -114,7 +114,8 @@ class Circle:
     """Records of this process about all Comms that the same ranks have made.
 
     Attributes:
-        told: for each rank, the number of its mistakes in making other Comms that this process has been told of.
+        told: for each rank, how many of its mistakes this process has been told of: those that kept it from making
+            other Comms.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 

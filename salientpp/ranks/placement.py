@@ -30,7 +30,7 @@ def runs(number: int, groups: int) -> list[int]:
 
 
 def _run(number: int, groups: int, group: int) -> tuple[int, int]:
-    """Returns the beginning and the end of run ``group`` of :func:`runs`."""
+    """Returns the first item of one of the groups that :func:`runs` makes, and the item after its last."""
     return group * number // groups, (group + 1) * number // groups
 
 
@@ -131,7 +131,7 @@ class Placement:
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """Returns a rank's logical ranks: all of one or several units, or an equal share of the ones of a unit."""
+        """Returns a rank's logical ranks: all those of one or several units, or an equal share of those of one unit."""
         visitor = self.host_of(rank) if self.cooperates else rank
         if self.num_visitors > self.num_units:
             share = self.num_logical_ranks // self.num_visitors
@@ -166,7 +166,7 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """First part of each range of parts whose seeds the same ranks visit, then the number of parts."""
+        """Bounds of the ranges of parts that are visited together: the first part of each, then the number of parts."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property
@@ -243,7 +243,7 @@ class Placement:
         return self.rank - self.ranks_of_part.start
 
     def server_of(self, part_id: int) -> int:
-        """Returns the rank to ask for rows of a row part: the rank there that has this rank's place."""
+        """Returns the rank to ask for rows of a row part: of the ranks that serve it, the one at this rank's place."""
         ranks = self._ranks_by_part[part_id]
         return ranks[self.place % len(ranks)]
 

@@ -77,7 +77,10 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Leaves this rank's mistake as its answer to the roll call. ``astray``: :func:`go_astray` noted it first."""
+        """Leaves this rank's mistake as its answer to the roll call.
+
+        ``astray``: True if :func:`go_astray` has left a note of the mistake before.
+        """
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:

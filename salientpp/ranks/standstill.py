@@ -80,7 +80,10 @@ class Progress:
 
     @property
     def thread(self) -> threading.Thread:
-        """Thread for which the current thread waits: autograd's threads wait for the one that called the model."""
+        """Thread that a wait of the current thread is recorded for.
+
+        Waits of autograd's threads are recorded for the thread that called the model.
+        """
         thread = threading.current_thread()
         return self._thread if self._thread and isinstance(thread, threading._DummyThread) else thread
 

@@ -63,7 +63,10 @@ def _names(volumes: list[dict[str, Any]], field: str) -> list[Any]:
 
 
 def _choices(values: list[dict[str, Any]], **fields: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns parameters that choose one value of each field that has several, and the filters that apply them. ``fields``: their labels."""
+    """Returns parameters by which the reader chooses a value of each field with several values, and their filters.
+
+    ``fields``: name -> label.
+    """
     several = {field: names for field in fields if len(names := _names(values, field)) > 1}
     params = [choice(f"the_{field}", fields[field], names) for field, names in several.items()]
     return params, [{"filter": f"datum.{field} == the_{field}"} for field in several]

@@ -1,8 +1,9 @@
 """Says which rank and which part of an epoch is the bottleneck, what would change it, and how much.
 
-Each cause is a function of :data:`CAUSES` that returns a finding, or None where the numbers do not show this cause. All expect the epoch to
-change as :meth:`~salientpp.report.parts.Job.expected` says, with other seconds for one part. A finding that saves less than ``WORTH`` of
-the epoch is dropped. If nothing is left, the training step is the bottleneck, or two causes hide each other.
+Each cause is a function of :data:`CAUSES` that returns a finding, or None where the numbers do not show this cause. The
+causes forecast the epoch with :meth:`~salientpp.report.parts.Job.expected`, from other seconds for one part of the
+epoch. A finding that saves less than ``WORTH`` of the epoch is dropped. If nothing is left, the training step is the
+bottleneck, or two causes hide each other.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def seconds(number: float) -> str:
 
 
 def _slow_ranks(job: Job, part: str) -> tuple[int, list[int]]:
-    """Returns the place of the rank on which a part takes longest, beside those that are as slow, and the places of all such ranks.
+    """Returns the place of the rank on which a part takes longest, and the places of all ranks that are about as slow.
 
-    The first is the slowest rank, if this part takes long there.
+    The place returned first is ``job.slowest`` if the part takes about as long there.
     """
     values = [each[part] for each in job.parts]
     place = job.slowest if values[job.slowest] >= 0.6 * max(values) else values.index(max(values))
@@ -116,7 +117,10 @@ def _slow_ranks(job: Job, part: str) -> tuple[int, list[int]]:
 
 
 def _takes(job: Job, part: str, name: str) -> tuple[int, int | None, str]:
-    """Returns the place of the rank that a part slows down most, the rank if not all are slow, and a sentence that says so."""
+    """Returns the place of the rank that a part slows down most, its number, and a sentence about it.
+
+    The number is None if all ranks are as slow.
+    """
     place, slow = _slow_ranks(job, part)
     rank = job.ranks[place]
     batch = max(1, rank.batches)

@@ -167,7 +167,7 @@ def section(title: str, *blocks: str) -> str:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns a colour for each name, the same for the same place."""
+    """Returns a colour for each name. It depends only on the place of the name in ``names``."""
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
 
 
@@ -178,7 +178,10 @@ def colour_by(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
 
 
 def tips(**fields: str) -> list[dict[str, str]]:
-    """Returns what is shown of a mark below the pointer: fields, with their titles and after a colon their number formats."""
+    """Returns the fields that a chart shows of the bar or point below the pointer.
+
+    ``fields``: name -> title, or ``title:format`` for numbers.
+    """
     split = {name: title.partition(":") for name, title in fields.items()}
     return [
         {"field": name, "title": title} | ({"format": form} if form else {}) for name, (title, _, form) in split.items()

@@ -106,7 +106,7 @@ class Job:
         return max(range(len(self.ranks)), key=lambda place: self.own[place])
 
     def on_others(self, part: str, place: int) -> float:
-        """Median of a part over the other ranks; 0 if there are none."""
+        """Median of a part over all ranks except the one at ``place``; 0 if there are no others."""
         return median([each[part] for at, each in enumerate(self.parts) if at != place] or [0.0])
 
     def expected(self, **changed: Sequence[float]) -> float:

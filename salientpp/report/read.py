@@ -157,7 +157,10 @@ def read_run(folder: Path, loader: int | None = None) -> Run:
 
 
 def _latest_run(logs: Sequence[Log]) -> tuple[list[Log], int, list[str]]:
-    """Returns the last log of each rank among those with as many ranks as the latest log has, their number of ranks, and notes."""
+    """Finds the logs of the latest run.
+
+    Returns the last log of each of its ranks, the number of its ranks, and notes on what was left aside.
+    """
     in_order = sorted(logs, key=lambda log: log.started)
     latest = in_order[-1]
     ranks = int(latest.about.get("ranks", 1))

@@ -102,7 +102,10 @@ def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None
 def _of_rank(
     rank: int, spans: Sequence[Span], asked: Sequence[tuple[float, int]], begun: float
 ) -> list[dict[str, Any]]:
-    """Returns the spans of a rank as JSON values. ``asked``: when its loop asked for each batch. ``begun``: zero of the times."""
+    """Returns the spans of a rank as JSON values.
+
+    ``asked``: when its loop asked for each batch. ``begun``: the time that counts as 0.
+    """
     starts = [start for start, _ in asked]
     rows = {track: f"{rank} {name}" for track, name in _names_of_threads(spans).items()}
     found = []

@@ -276,7 +276,10 @@ class Exchange:
         return pending
 
     def fetch_cache(self, type_: str | None, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
-        """Returns a cache with the rows of ``members``, ids of other parts. Collective, as :meth:`fetch_rows`."""
+        """Fetches the rows of a cache, and returns it. ``members``: global ids of vertices of other parts.
+
+        Collective, as :meth:`fetch_rows`.
+        """
         rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
         self.fetch_rows(type_, home, members.ids, rows)
         return FeatureCache(members, rows)
@@ -286,7 +289,8 @@ class Exchange:
     ) -> None:
         """Fetches rows of other parts into ``rows``: attribute name -> [len(members), ...].
 
-        Collective: all ranks call it for one type, each with its ascending int64 ``members`` and its own rows ``home``.
+        Collective: all ranks call it for one type. Each rank passes the global ids that it wants, ``members``
+        (ascending int64), and the rows of its part, ``home``.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, _fill_chunk_bytes(len(members) * of_all) // max(1, of_all))

@@ -112,7 +112,7 @@ def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Te
 
 
 def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
-    """Writes the rows that a changing cache admits to its ``slots``. ``arrived`` [fetched, ...]: all fetched rows."""
+    """Copies the rows that a changing cache admits into ``slots``. ``arrived`` [fetched, ...]: all fetched rows."""
     row = kept.admitted_row
     if not row.numel():
         return

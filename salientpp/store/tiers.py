@@ -124,8 +124,8 @@ class Tiers:
         book: partition book, which maps ids to owners.
         part_id: number of the part whose rows are local.
         home: all rows of the part.
-        near: tiers with some of the part's rows, nearest first. Members are row numbers in the part.
-        copies: tiers with rows of other parts, nearest first. Members are global ids.
+        near: tiers with some of the part's rows, nearest first. Their ``members`` are row numbers in the part.
+        copies: tiers with rows of other parts, nearest first. Their ``members`` are global ids.
         narrow: attribute name -> encoding, for attributes whose rows are encoded in all tiers and on the wire. They are decoded when a batch gets them.
     """
 

@@ -150,7 +150,7 @@ class DividedListSums(ListSums):
         ]
 
     def _told(self, occurs: Tensor) -> list[tuple[Tensor, list[slice]]]:
-        """Returns :attr:`_Owned.bits` and :attr:`_Owned.chunks` of every rank, from this rank's sources, bool [vertices of all types]."""
+        """Tells all ranks this rank's sources, ``occurs`` bool [N]. Returns every rank's ``bits`` and ``chunks``."""
         sizes = [int(some.count_nonzero()) for some in occurs.split(_CHUNK_VERTICES)]
         bounds = [list(accumulate(of_rank, initial=0)) for of_rank in self._comm.gather_numbers(sizes)]
         bits = torch.from_numpy(np.packbits(occurs.numpy()))

@@ -284,7 +284,10 @@ class TypedHops:
         return chance, chance * self.lists.pieces[place].spread(expanded)
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
-        """Returns how likely a hop draws each vertex, per type float64 [N]; ``expanded``: how likely it expands it."""
+        """Returns the probability that a hop draws each vertex, per type float64 [N].
+
+        ``expanded``: the probability that it expands each vertex.
+        """
 
         def log_none(place: int, of_targets: Tensor) -> Tensor:
             return self.draws(hop, place, of_targets)[1].clamp_(max=1.0).neg_().log1p_()

@@ -87,7 +87,7 @@ def shared_inclusion_probability(
 
 
 def _log_none(lists: ListSums, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
-    """Returns the log of the probability that a target of a piece does not draw a neighbour with the number ``r``, float64 [n]."""
+    """Returns, for each target of a piece, log P(it does not draw a neighbour with the random number ``r``), [n]."""
     return torch.log1p(-(expanded * _draw_probability(lists.pieces[place].degree, fanout, r)).clamp(max=1.0))
 
 
@@ -128,7 +128,7 @@ def block_probability(
 
 @cache
 def _quadrature() -> tuple[Tensor, Tensor]:
-    """Returns the values of r in (0, 1) and their weights, float64 [_NUM_NODES]."""
+    """Returns the r in (0, 1) at which the integral over r is summed, and their weights, float64 [_NUM_NODES]."""
     # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of the Legendre polynomials.
     k = torch.arange(1, _NUM_NODES, dtype=torch.float64, device="cpu")
     beside = k / torch.sqrt(4.0 * k * k - 1.0)
@@ -138,7 +138,7 @@ def _quadrature() -> tuple[Tensor, Tensor]:
 
 
 def _draw_probability(degree: Tensor, fanout: int, r: float) -> Tensor:
-    """Returns ``g``: the probability that a vertex of each degree, once expanded, draws a neighbour with the number ``r``, float64 [N]."""
+    """Returns, for each degree, the probability that an expanded vertex draws a neighbour with random number ``r``."""
     alone = uniform_draw_probability(degree, fanout, False)
     if fanout <= 0 or fanout >= MOST_NEIGHBORS:
         return alone

@@ -103,13 +103,16 @@ def _worth(lists: ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> 
 
 
 def _num_draws(degree: Tensor, fanout: int, replace: bool) -> Tensor:
-    """Returns the number of neighbours that each target draws, float64 [N_target], for its number of neighbours."""
+    """Returns the number of neighbours that each target draws, float64 [N_target].
+
+    ``degree``: number of neighbours that it has.
+    """
     if fanout < 0:
         return degree
     return torch.where(degree > 0, float(fanout), 0.0) if replace else degree.clamp(max=float(fanout))
 
 
 def _share(hops: TypedHops, hop: int, place: int, expanded: Tensor) -> Tensor:
-    """Returns ``t / (1 - t q)`` of a hop, float64 [n] or [e]."""
+    """Returns ``t / (1 - t q)``, float64 [n] or [e]: t as ``t_h`` in the module, and q the probability ``expanded``."""
     chance, draws = hops.draws(hop, place, expanded)
     return chance / (1.0 - draws).clamp(min=_SMALLEST)

@@ -136,7 +136,7 @@ def _reports(codes: list[int | None], folder: Path) -> list[dict[str, Any]]:
 
 
 def _last_words(folder: Path) -> str:
-    """Returns the last line that each rank printed, in one text that follows another."""
+    """Returns text to append to an error: the last line that each rank printed."""
     said = {
         rank: (folder / f"{rank}.txt").read_text(errors="replace").split("\n")
         for rank in range(RANKS)

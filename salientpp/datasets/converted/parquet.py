@@ -163,7 +163,7 @@ class _Key:
     """Tells whether the numbers of a column with ``num_rows`` rows are a key: they ascend, or are consecutive integers in any order.
 
     Attributes:
-        ascends: True if each is larger than the one before.
+        ascends: True if each number is larger than the number before it.
         is_one: True if the numbers so far can be a key. Their count, range, sum and sum of squares decide.
     """
 

@@ -1,9 +1,11 @@
 """A journal of the finished steps of a long job, so that a stopped run can continue.
 
-Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and lines per step. A step writes its files under ``work/``.
-Once they are on disk, the journal names them, they are renamed into place, and the journal records the step with their checksums. A file that the journal
-names without its step was left by a stopped step, and is written again. An incomplete line was left by a run that was killed while writing; its step is
-repeated. If a step is repeated, so are the steps after it, because its result may be another one. Files that the journal does not name are not touched.
+Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and lines per step. A step
+writes its files under ``work/``. Once they are on disk, the journal names them, they are renamed into place, and the
+journal records the step with their checksums. If the journal names a file, but does not record its step, the step was
+stopped, and the file is written again. An incomplete line was left by a run that was killed while writing; its step is
+repeated. If a step is repeated, so are the steps after it, because its result may be another one. Files that the
+journal does not name are not touched.
 """
 
 from __future__ import annotations

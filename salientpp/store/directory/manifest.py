@@ -453,7 +453,10 @@ def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, M
 
 
 def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool:
-    """True if rows of these ``shapes`` can hold a piece with ``width`` columns of the table (None: with any number)."""
+    """True if rows of these ``shapes`` can hold a piece with ``width`` columns of the table.
+
+    ``width`` None: any number of columns.
+    """
     if piece.kind == "dense":
         return not piece.offset and (width is None or shapes[0][:1] == [width])
     if piece.kind == "ragged":

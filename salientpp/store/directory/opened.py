@@ -281,7 +281,8 @@ class PartitionedGraph(PygNames):
     def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
         """Returns :meth:`vip` of every type if it is for ``workload`` (as in :meth:`StoredVip.is_of`), else None.
 
-        With topology 'parts', it computes nothing: also None if joined parts have no probabilities in the directory.
+        With topology 'parts', nothing is computed: the result is also None if the directory has no probabilities of
+        joined parts.
         """
         return self._vip.of_workload(self._stored(part_id), *workload)
 

@@ -1,4 +1,7 @@
-"""Gives a partitioned graph the attributes of PyG's data that need no rows. Errors name replacements of others."""
+"""Gives a partitioned graph the attributes of PyG's data that need no rows.
+
+Errors for PyG's other attributes say what to use instead.
+"""
 
 from __future__ import annotations
 

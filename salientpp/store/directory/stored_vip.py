@@ -31,7 +31,10 @@ _DIGITS = 16
 
 
 class StoredVip:
-    """Inclusion probabilities (VIP) for the workload that a directory was partitioned with. Its views share them."""
+    """Inclusion probabilities (VIP) for the workload that a directory was partitioned with.
+
+    All views of the directory share them.
+    """
 
     def __init__(self, arrays: Arrays, description: Description, topology: Topology, fingerprint: str) -> None:
         self._arrays, self._description, self._topology, self._fingerprint = arrays, description, topology, fingerprint

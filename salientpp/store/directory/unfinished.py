@@ -55,7 +55,8 @@ def _listed(names: list[str]) -> str:
 def folder_beside(root: Path) -> Iterator[Path]:
     """Creates and locks a hidden folder beside ``root``, in which the new directory is written.
 
-    If writing fails, the folder stays for the next run if a step is finished. Else it is removed, with new parents.
+    If writing fails after a finished step, the folder stays for the next run. If it fails
+    before that, the folder is removed, and so are the parent folders that this call created.
     """
     place = Path(os.path.realpath(root))
     folder = place.parent / hidden_name(place.name, "writing")
