@@ -17,9 +17,9 @@ _MOST_TIMES = 2**12
 class _OfThread(threading.local):
     """Seconds of one thread. Each thread that uses it appends its own to ``everyone``."""
 
-    def __init__(self, everyone: list[dict[str, float]]) -> None:
+    def __init__(self, everyone: list[tuple[threading.Thread, dict[str, float]]]) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        everyone.append(self.seconds)
+        everyone.append((threading.current_thread(), self.seconds))
 
 
 class Work:
@@ -32,7 +32,9 @@ class Work:
     """
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
-        self._everyone: list[dict[str, float]] = [dict(before or {})]
+        self._lock = Lock()
+        self._ended: defaultdict[str, float] = defaultdict(float, before or {})  # of threads that have ended
+        self._everyone: list[tuple[threading.Thread, dict[str, float]]] = []
         self._own = _OfThread(self._everyone)
 
     def add(self, kind: str, seconds: float) -> None:
@@ -41,15 +43,23 @@ class Work:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds of all threads together, by kind."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for each in self._everyone.copy():
-            for kind, seconds in each.copy().items():
-                found[kind] += seconds
-        return dict(found)
+        with self._lock:
+            found = self._ended.copy()
+            for each in self._everyone.copy():
+                thread, seconds = each
+                has_ended = not thread.is_alive()
+                for kind, spent in seconds.copy().items():
+                    found[kind] += spent
+                    if has_ended:
+                        self._ended[kind] += spent
+                if has_ended:
+                    self._everyone.remove(each)
+            return dict(found)
 
     def reset(self) -> None:
-        for each in self._everyone.copy():
-            each.clear()
+        with self._lock:
+            for seconds in (self._ended, *(seconds for _, seconds in self._everyone)):
+                seconds.clear()
 
     def __reduce__(self) -> tuple[type[Work], tuple[dict[str, float]]]:
         return Work, (self.seconds,)
@@ -61,38 +71,38 @@ class EpochTimes:
 
     Attributes:
         epoch: number of the epoch.
-        first: number of its first batch, if it continues an epoch that was left.
         trace: receives a span 'next' for each batch, and a span 'train' for the time before the next request; None: none.
         batches, seeds: batches delivered, and seeds in them.
         seconds_waiting: time between the requests for batches and their delivery.
         seconds_in_steps: time between a delivery and the next request, in which the caller trains.
+        index: number of the last batch; -1 before the first.
         begun: time of the first request; None before it.
         ended: time of the last delivery.
         single: (requested, delivered, number of seeds) of the last batches.
     """
 
     epoch: int
-    first: int = 0
     trace: Trace | None = None
     batches: int = 0
     seeds: int = 0
     seconds_waiting: float = 0.0
     seconds_in_steps: float = 0.0
+    index: int = -1
     begun: float | None = None
     ended: float = 0.0
     single: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=_MOST_TIMES))
 
-    def count(self, requested: float, delivered: float, seeds: int) -> None:
+    def count(self, index: int, requested: float, delivered: float, seeds: int) -> None:
         if self.begun is None:
             self.begun = requested
         else:
             self.seconds_in_steps += max(0.0, requested - self.ended)  # several threads may have requested batches
         if self.trace is not None:
-            index = self.first + self.batches
-            if self.batches and (index - 1) % self.trace.every == 0:
-                self.trace.add("train", index - 1, self.ended, requested)
+            if self.batches and self.index % self.trace.every == 0:
+                self.trace.add("train", self.index, self.ended, requested)
             if index % self.trace.every == 0:
                 self.trace.add("next", index, requested, delivered)
+        self.index = index
         self.batches += 1
         self.seeds += seeds
         self.seconds_waiting += delivered - requested
@@ -106,7 +116,9 @@ class Counters:
 
     Attributes:
         lock: guards the numbers, because several threads may each drive an epoch.
+        seeds: seeds in these batches.
         seconds_waiting: total time between the requests for batches and their delivery.
+        seconds_in_steps: total time between a delivery and the next request of the same epoch.
         seconds_by_stage: time that the thread which drives the pipeline spent in each stage.
         times: times of the epoch that was begun last.
         failure: error that occurred while an epoch answered the other ranks in the background.
@@ -114,23 +126,28 @@ class Counters:
 
     lock: Lock
     batches: int = 0
+    seeds: int = 0
     seconds_waiting: float = 0.0
+    seconds_in_steps: float = 0.0
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
     times: EpochTimes = field(default_factory=lambda: EpochTimes(0))
     failure: BaseException | None = None
 
     def reset(self, stages: Iterable[str]) -> None:
         with self.lock:
-            self.batches, self.seconds_waiting = 0, 0.0
+            self.batches = self.seeds = 0
+            self.seconds_waiting = self.seconds_in_steps = 0.0
             self.seconds_by_stage = dict.fromkeys(stages, 0.0)
-            self.times = EpochTimes(self.times.epoch)
 
-    def count_batch(self, times: EpochTimes, requested: float, delivered: float, seeds: int) -> None:
-        """Counts one more batch of an epoch."""
+    def count_batch(self, times: EpochTimes, index: int, requested: float, delivered: float, seeds: int) -> None:
+        """Counts batch ``index`` of an epoch."""
         with self.lock:
+            step = times.seconds_in_steps
+            times.count(index, requested, delivered, seeds)
             self.batches += 1
+            self.seeds += seeds
             self.seconds_waiting += delivered - requested
-            times.count(requested, delivered, seeds)
+            self.seconds_in_steps += times.seconds_in_steps - step
 
     def count_stages(self, seconds: Mapping[str, float]) -> None:
         with self.lock:

@@ -76,10 +76,8 @@ class BatchMaker:
         built = time.perf_counter()
         with in_stage("assemble", index, self.trace):
             batch = self.builder.finish(batch)
-        ended = time.perf_counter()
         self.work.add("gather", gathered - started)
-        self.work.add("draw", started - ended)  # the caller counts all its time as drawing
-        return Made(index, batch, mfg, rows, places, contents, (gathered - started, ended - built))
+        return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
 
     def as_it_is_now(self, made: Made) -> Data | HeteroData:
         """Returns the batch. If the data has changed since the batch was made, builds it again, with those gathered rows that are still current."""

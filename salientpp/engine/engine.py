@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.counters import Counters
+from salientpp.engine.counters import Counters, EpochTimes
 from salientpp.engine.direct import Direct
 from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
@@ -66,6 +66,7 @@ class Engine:
         start: Resume | None = None,
         finish: Callable[[Any], Any] | None = None,
         by_hand: ByHand | None = None,
+        begun: Callable[[Run], None] | None = None,
     ) -> Run:
         """Begins an epoch. With several ranks, first ends the previous epoch, and waits until all ranks have ended it.
 
@@ -74,6 +75,7 @@ class Engine:
             start: where a stopped run continues. None: at the beginning.
             finish: called with every batch, in the caller's thread.
             by_hand: function that makes complete batches, instead of the stages; only with one rank.
+            begun: called with the epoch before anything happens in it.
         """
         with self.lock:
             self.close()
@@ -84,6 +86,8 @@ class Engine:
                 self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
                 self._runs.add(run)
                 self.counters.times = run.times
+        if begun is not None:
+            begun(run)
         run.leave_if_done()
         return run
 
@@ -182,6 +186,10 @@ class Engine:
         self.basis.comm.seconds_waited = 0.0
         self.basis.source.exchange.reset_traffic()
         self.counters.reset(self.producer.stage_names)
+        for run in self._runs:
+            run.times = EpochTimes(run.times.epoch, run.times.trace)
+        latest = max(self._runs, key=lambda run: run.times.epoch, default=None)
+        self.counters.times = EpochTimes(self.counters.times.epoch) if latest is None else latest.times
         for way in self.ways:
             way.reset_counts()
 
@@ -221,8 +229,11 @@ class Engine:
         if trace is None or isinstance(trace, SpanFile):
             producer.stages.trace = producer.maker.trace = spans
         else:  # somebody records these epochs for a while
+            while trace.outer is not None and not isinstance(trace.outer, SpanFile):
+                trace = trace.outer
             trace.outer = spans
-        self.basis.comm.on_wait = lambda began, ended: spans.add("peers", counters.times.batches, began, ended)
+        if self.basis.comm.size > 1:
+            self.basis.comm.on_wait = lambda began, ended: spans.add("peers", counters.times.index + 1, began, ended)
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""

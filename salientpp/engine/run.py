@@ -30,6 +30,7 @@ from salientpp.engine.epochs import TurnsOfEpoch
 from salientpp.engine.pipeline import Pipeline, StageError
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.request import Request
+from salientpp.engine.spans import flush_all
 from salientpp.engine.stages import LAST_STAGE, Finished
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.engine.trace import traced
@@ -66,7 +67,7 @@ class Run:
         self._entered = self._first
         self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
         self.reached = Reached(epoch, self._first)
-        self.times = EpochTimes(epoch, self._first, producer.stages.trace)
+        self.times = EpochTimes(epoch, producer.stages.trace)
         self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
         self.is_gone = self._left = self._all_left = False
         self._attendance = producer.attendance()
@@ -99,7 +100,7 @@ class Run:
                 self._epoch, self._first, self._resume = epoch, 0, None
                 self._requested = self._placed = self._entered = 0
                 self.reached.epoch, self.reached.batches = epoch, 0
-                self.times.epoch, self.times.first = epoch, 0
+                self.times.epoch = epoch
                 self.__dict__.pop("_turns", None)
             return True
 
@@ -161,7 +162,7 @@ class Run:
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._turns.drop(self.reached.batches)
-        self._counters.count_batch(self.times, started, time.perf_counter(), turn.num_seeds)
+        self._counters.count_batch(self.times, self.reached.batches - 1, started, time.perf_counter(), turn.num_seeds)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -264,8 +265,7 @@ class Run:
             self._left = self._attendance.has_left = True
             if self._comm.is_inherited:
                 return
-            if self.on_end is not None:
-                self.on_end()
+            ended, self.on_end = self.on_end, None
             for request in self._ahead:
                 request.sampling.cancel()
             self._ahead.clear()
@@ -273,10 +273,12 @@ class Run:
                 self._pipeline.replace(self._producer.without_batch)
             if self._is_over():
                 self._let_go()
-                return
-            self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
-            self._answering.start()
-            expect(self._answering)
+            else:
+                self._answering = threading.Thread(None, self._answer_in_background, "salientpp-answer", daemon=False)
+                self._answering.start()
+                expect(self._answering)
+        if ended is not None:  # an error in it must not keep the other ranks waiting
+            ended()
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -304,8 +306,8 @@ class Run:
         return self._is_open and self._pipeline.in_flight == 0 and (self._all_entered or self._all_left)
 
     def _answer_in_background(self) -> None:
-        # At exit, the main thread waits for this thread in a lock. Ctrl-C wakes the main thread only if no other thread receives the signal. A thread
-        # that starts threads may receive it, and asking the store starts threads. Threads started by this one inherit its signal mask.
+        # At exit, the main thread waits for this one in a lock. Ctrl-C wakes it only if no other thread receives the signal, as a thread that starts
+        # threads may. Asking the store starts threads. Threads started by this one inherit its signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._answer()
@@ -326,7 +328,7 @@ class Run:
     def _let_go(self) -> None:
         """Marks the epoch as ended, and drops references to the user's code, which may in turn refer to the engine."""
         self.is_gone = True
-        self._finish = self._by_hand = self.on_end = None
+        self._finish = self._by_hand = None
 
     def join(self) -> None:
         """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""
@@ -398,6 +400,8 @@ def _leave_now(run: Run) -> None:
         return
     run._left = run._attendance.has_left = True
     run._answer()
+    if run.on_end is not None:
+        run.on_end()
 
 
 def _leave_at_exit() -> None:
@@ -405,6 +409,7 @@ def _leave_at_exit() -> None:
     for run in list(Run.unfinished):
         if not run._comm.is_inherited:
             _leave_now(run)
+    flush_all()
 
 
 atexit.register(_leave_at_exit)

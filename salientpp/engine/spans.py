@@ -7,7 +7,7 @@ its end, and ``value`` its milliseconds.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -157,11 +157,9 @@ class SpanFile(Trace):
                 self._adapt(len(lines), time.perf_counter() - begun, elapsed)
             except OSError as error:
                 self._failed = True
-                warnings.warn(
-                    f"spans are no longer written to {self._path} ({error.strerror}); {what_to_do(error, 'check the disk')}",
-                    UserWarning,
-                    stacklevel=2,
-                )
+                words = f"spans are no longer written to {self._path} ({error.strerror}); {what_to_do(error, 'check the disk')}"
+                with contextlib.suppress(Warning):  # raised if the user has turned warnings into errors
+                    warnings.warn(words, UserWarning, stacklevel=2)
 
     def _adapt(self, number: int, seconds: float, elapsed: float) -> None:
         """Chooses which batches are recorded next, after ``number`` spans of the ``elapsed`` seconds were written in ``seconds``."""
@@ -172,9 +170,7 @@ class SpanFile(Trace):
             self.every //= 2
 
 
-def _flush_all() -> None:
+def flush_all() -> None:
+    """Writes the spans that wait, of all files. Called when the interpreter ends, after the epochs were left."""
     for file in list(_files):
         file.flush()
-
-
-atexit.register(_flush_all)

@@ -87,7 +87,8 @@ class SamplingWorkers:
         with traced(maker.trace, f"{WORKER}{threading.current_thread().name}", index):
             finish = partial(self._prepare_drawn, index, num_seeds, maker)
             result = self._drawing.begin(pieces, (epoch, index), finish)
-        maker.work.add("draw", time.perf_counter() - started)
+        # A complete batch says how long its rows were gathered and its attributes were put together.
+        maker.work.add("draw", time.perf_counter() - started - sum(getattr(result, "seconds", ())))
         return result
 
     def _prepare_drawn(self, index: int, num_seeds: int, maker: Maker, mfg: Any) -> Any:

@@ -108,6 +108,7 @@ class BatchLoader(PlannedLoader):
             self._measured_together = measured_together(basis, traced)
         if comm.size > 1:  # a rank without batches waits for no other later, so it hears here of another's error
             comm.gather_numbers([0])
+        comm.seconds_waited = 0.0
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """Opens the data and checks the arguments, without other ranks. Raises an error for a wrong argument."""

@@ -54,24 +54,24 @@ def description_of(loader: Any, options: Options) -> dict[str, Any]:
 def measured_links(comm: Comm) -> list[list[float]]:
     """Measures how fast messages travel from one rank to another: entries [from, to, bytes per second]. Collective.
 
-    One message travels at a time. Among more than 8 ranks, only messages from each rank to the next are measured.
+    One message travels at a time. Among more than 8 ranks, each rank sends to the next one, all at the same time.
     """
     size = comm.size
-    pairs = [
-        (a, b) for a in range(size) for b in range(size) if a != b and (size <= _MOST_RANKS or b == (a + 1) % size)
-    ]
+    turns = [[(a, b)] for a in range(size) for b in range(size) if a != b]
+    if size > _MOST_RANKS:
+        turns = [[(a, (a + 1) % size) for a in range(size)]]
     send, found = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device="cpu"), []
-    for sender, receiver in pairs:
-        sent = [_LINK_BYTES if (comm.rank, rank) == (sender, receiver) else 0 for rank in range(size)]
-        received = [_LINK_BYTES if (rank, comm.rank) == (sender, receiver) else 0 for rank in range(size)]
+    for pairs in turns:
+        sent = [_LINK_BYTES * ((comm.rank, rank) in pairs) for rank in range(size)]
+        received = [_LINK_BYTES * ((rank, comm.rank) in pairs) for rank in range(size)]
         seconds = []
         for _ in range(1 + _MESSAGES):
             comm.gather_numbers([0])
             began = time.perf_counter()
             comm.all_to_all(send[: sum(sent)], sent, received).wait()
             seconds.append(time.perf_counter() - began)
-        if comm.rank == receiver:
-            found.append([sender, receiver, _LINK_BYTES / max(median(seconds[1:]), 1e-9)])
+        rate = _LINK_BYTES / max(median(seconds[1:]), 1e-9)
+        found += [[sender, receiver, rate] for sender, receiver in pairs if receiver == comm.rank]
     everyone = comm.gather_facts({"links": found}, "measure its links")
     return [link for each in everyone for link in each["links"]]
 

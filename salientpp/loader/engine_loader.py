@@ -7,6 +7,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,9 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             finish, by_hand = self._finish()
         self.engine.record_in(self._measured.spans, self._description)
         with self.engine.lock:
-            run = self.engine.run(place.epoch, place.resume, finish, by_hand)
+            begun = partial(self._measured.begin, self.engine, self.memory_used)
+            run = self.engine.run(place.epoch, place.resume, finish, by_hand, begun)
             place.begun(run.reached)
-        self._measured.begin(self.engine, run, self.memory_used)
         return run
 
     def _continues(self) -> bool:
@@ -264,7 +265,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         """Resets the statistics. Call it between epochs."""
         self.engine.close()
         self.engine.reset()
-        self._measured.reset()
+        self._measured.reset(self.engine)
 
     def metrics(self, *, all_ranks: bool = False, max_age: float = 1.0) -> dict[str, float]:
         """Returns numbers of the epoch that was begun last, by name: rates, waiting, stages, rows and bytes by tier, queues and memory.
@@ -276,7 +277,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             max_age: seconds for which the numbers of an earlier call are returned again. So every step may call this method.
         """
         made, found = self._measured.last
-        if not all_ranks and time.perf_counter() - made <= max_age:
+        if found and not all_ranks and time.perf_counter() - made <= max_age:
             return found.copy()
         found = self._measured.metrics(self.engine, self.memory_used)
         return found | self._measured.comparison(self.engine.basis.comm, found) if all_ranks else found

@@ -44,7 +44,8 @@ class Metric:
 #: Stages that only wait for messages of other ranks.
 _WAITS = ("read_counts", "localize_ids")
 
-#: Numbers of an epoch, by name. A word in capitals stands for the names of stages, tiers or kinds of memory.
+#: Numbers of an epoch, by name. A word in capitals stands for the names of stages, tiers or kinds of memory. Stages, work, rows and bytes count what
+#: the loader did since the epoch began, also for other iterators that are in use.
 METRICS: Mapping[str, Metric] = {
     "epoch": Metric("1", "gauge", "number of the epoch"),
     "rank": Metric("1", "gauge", "number of this rank"),
@@ -60,7 +61,7 @@ METRICS: Mapping[str, Metric] = {
     "wait.p95": Metric("s", "gauge", "95th percentile of the waiting for a batch"),
     "wait.p99": Metric("s", "gauge", "99th percentile of the waiting for a batch"),
     "step.seconds": Metric("s", "counter", "time between batches, in which the training loop computed"),
-    "step.p50": Metric("s", "gauge", "median of the time between two batches"),
+    "step.p50": Metric("s", "gauge", "median of the time between two batches; within a round of rounds() it is 0"),
     "stage.NAME.seconds": Metric("s", "counter", "time of a stage in the thread that drives the pipeline"),
     "stage.NAME.share": Metric("1", "gauge", "share of the time in which that thread was in a stage"),
     "transform.seconds": Metric("s", "counter", "time of the user's transform, a part of the stage 'assemble'"),
@@ -113,8 +114,8 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
         recent = list(times.single)[-NUM_RECENT:]
         found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size, **numbers_of(times)}
     last = EpochTimes(times.epoch)
-    for each in recent:
-        last.count(*each)
+    for index, each in enumerate(recent):
+        last.count(index, *each)
     found |= {RECENT + name: number for name, number in numbers_of(last).items()}
     seconds = found["seconds"]
     stages = ("sample", "gather_host_rows", "assemble") if engine.producer.is_local else counted.seconds_by_stage
@@ -212,17 +213,21 @@ class Measured:
         self.spans = spans
         self.last: tuple[float, dict[str, float]] = (-math.inf, {})
         self._epoch = _Measuring(None, EpochTimes(0))
+        self._open: object = None  # identifies the epoch that goes on
         self._comm: Comm | None = None
 
-    def begin(self, engine: Engine, run: Run, memory: Callable[[], Mapping[str, int]]) -> None:
+    def begin(self, engine: Engine, memory: Callable[[], Mapping[str, int]], run: Run) -> None:
         """Begins to measure an epoch."""
-        self._set(begun := _Measuring(LoaderStats.of(engine), run.times))
-        run.on_end = partial(self._end, engine, begun, memory)
+        self._end(engine, memory, self._open)  # its iterator may still live
+        self._open = token = object()
+        self._set(_Measuring(LoaderStats.of(engine), run.times))
+        run.on_end = partial(self._end, engine, memory, token)
 
-    def _end(self, engine: Engine, begun: _Measuring, memory: Callable[[], Mapping[str, int]]) -> None:
-        if self._epoch is not begun:  # another epoch was begun, or the statistics were reset
+    def _end(self, engine: Engine, memory: Callable[[], Mapping[str, int]], token: object) -> None:
+        if token is None or self._open is not token:
             return
-        ended = begun._replace(counted=_counted(engine, begun))
+        self._open = None
+        ended = self._epoch._replace(counted=_counted(engine, self._epoch))
         self._set(ended)
         if self.spans is not None:
             found = metrics_of(engine, ended.times, _counted(engine, ended), memory())
@@ -238,9 +243,9 @@ class Measured:
         other._epoch = self._epoch._replace(times=copy.deepcopy(self._epoch.times))
         return other
 
-    def reset(self) -> None:
-        """Forgets the epoch, because the loader has reset its statistics."""
-        self._set(_Measuring(None, EpochTimes(0)))
+    def reset(self, engine: Engine) -> None:
+        """Goes on with an epoch that has no batches yet, because the loader has reset its statistics."""
+        self._set(_Measuring(None, engine.counters.times))
 
     def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> dict[str, float]:
         """Computes the numbers of :data:`METRICS` for this rank, and keeps them in ``last``."""

@@ -41,6 +41,9 @@ class LoaderStats:
         row_bytes: per vertex type, the bytes in which all attributes of a sampled vertex travel.
         seconds_of_work: seconds that threads spent on 'draw', 'gather' (copies of rows out of memory or files) and 'transform'.
         seconds_for_peers: seconds in which this rank waited for messages of other ranks.
+        seeds: seeds in the batches.
+        seconds_in_steps: seconds between a delivered batch and the next request of the same epoch, in which the caller trains.
+        seconds: seconds of the epochs, each from its first request to its last delivery.
     """
 
     batches: int
@@ -68,6 +71,12 @@ class LoaderStats:
     row_bytes: dict[str | None, int] = field(default_factory=dict)
     seconds_of_work: dict[str, float] = field(default_factory=dict)
     seconds_for_peers: float = 0.0
+    seeds: int = 0
+    seconds_in_steps: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_waiting + self.seconds_in_steps
 
     @property
     def rows(self) -> int:
@@ -147,6 +156,8 @@ class LoaderStats:
             row_bytes=engine.basis.source.row_bytes,
             seconds_of_work=dict(engine.producer.work.seconds),
             seconds_for_peers=engine.basis.comm.seconds_waited,
+            seeds=counters.seeds,
+            seconds_in_steps=counters.seconds_in_steps,
             **rows,
         )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +22,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.engine.counters import EpochTimes
+from salientpp.engine.counters import EpochTimes, Work
 from salientpp.engine.spans import VARIABLE, SpanFile
 from salientpp.loader.metrics import METRICS, RECENT, metric_of, numbers_of
 
@@ -84,7 +87,7 @@ def test_recent_numbers_are_of_the_last_hundred_batches():
 def test_a_percentile_is_a_number_of_the_sorted_ones():
     times = EpochTimes(0)
     for i in range(100):
-        times.count(float(i), i + (i + 1) / 1000, 1)
+        times.count(i, float(i), i + (i + 1) / 1000, 1)
     found = numbers_of(times)
     assert [found[f"wait.p{p}"] for p in (50, 95, 99)] == pytest.approx([0.050, 0.095, 0.099])
 
@@ -92,7 +95,7 @@ def test_a_percentile_is_a_number_of_the_sorted_ones():
 def test_an_epoch_without_end_keeps_only_its_last_times():
     times = EpochTimes(0)
     for i in range(10_000):
-        times.count(float(i), i + 0.5, 2)
+        times.count(i, float(i), i + 0.5, 2)
     assert len(times.single) == 4096 and times.batches == 10_000 and times.seeds == 20_000
     assert times.seconds_waiting == 5000 and times.seconds_in_steps == pytest.approx(9999 * 0.5)
 
@@ -304,3 +307,130 @@ def test_a_rank_may_trace_alone(tmp_path: Path):
     found = distributed.run(_only_one_traces, 2, str(tmp_path / "parts"), str(tmp_path / "traces"))
     assert all(found)
     assert lines_of(tmp_path / "traces")[0]["context"]["links"] == [] and not lines_of(tmp_path / "traces", 1)
+
+
+def test_a_traced_loader_can_be_pickled_after_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    loader = loader_of()
+    list(loader)
+    other = pickle.loads(pickle.dumps(loader))
+    assert other.metrics() == loader.metrics() and len(list(other)) == 13
+
+
+def test_drawing_takes_no_negative_time_if_hooks_make_batches():
+    class Hooked(NeighborLoader):
+        def filter_fn(self, out: Any) -> Any:
+            return super().filter_fn(out)
+
+    loader = Hooked(random_data(200, 1500), FANOUTS, batch_size=16, seed=0)
+    list(loader)
+    loader([0, 1, 2])
+    assert min(loader.stats().seconds_of_work.values()) >= 0
+
+
+def test_a_new_loader_has_numbers_at_any_age_and_none_of_its_construction():
+    loader = loader_of()
+    found = loader.metrics(max_age=math.inf)
+    assert found["batches"] == 0 and found["peers.seconds"] == 0 and found["ranks"] == 1
+
+
+def test_numbers_go_on_after_a_reset_within_an_epoch():
+    loader = loader_of()
+    for i, _ in enumerate(loader):
+        if i == 3:
+            loader.reset_stats()
+    found = loader.metrics()
+    assert found["batches"] == 13 - 4 and found["seeds"] == 200 - 4 * 16 and found["rows.host"] > 0
+    assert loader.stats().batches == 9 and loader.stats().seeds == 136
+
+
+def test_totals_of_all_epochs_add_up():
+    loader = loader_of()
+    seconds = seeds = 0.0
+    for _ in range(3):
+        list(loader)
+        seconds, seeds = seconds + loader.metrics()["seconds"], seeds + loader.metrics()["seeds"]
+    assert loader.stats().seconds == pytest.approx(seconds) and loader.stats().seeds == seeds == 600
+
+
+def test_an_epoch_ends_in_the_file_when_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    loader = loader_of()
+    kept = []
+    for _ in range(3):
+        kept.append(batches := iter(loader))
+        next(batches), next(batches)
+    kept.clear()
+    del batches
+    ends = [line for line in lines_of(tmp_path) if line["log_type_name"] == "epoch"]
+    assert [(line["event_name"], line["context"]["batches"]) for line in ends] == [("0", 2), ("1", 2), ("2", 2)]
+
+
+def test_profiles_within_profiles_record_traced_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "spans"))
+    loader = loader_of()
+    with loader.profile(tmp_path / "outer.json"), loader.profile(tmp_path / "inner.json"):
+        list(loader)
+    numbers = [len(json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]) for name in ("outer", "inner")]
+    assert numbers[0] == numbers[1] > 13
+    assert sum(line["log_type_name"] == "sample_end" for line in lines_of(tmp_path / "spans")) == 13
+
+
+def test_the_seconds_of_threads_that_have_ended_are_kept_together():
+    work = Work({"draw": 1.0})
+    for _ in range(50):
+        thread = threading.Thread(target=work.add, args=("draw", 0.5))
+        thread.start()
+        thread.join()
+    work.add("gather", 0.25)
+    for each in (work, pickle.loads(pickle.dumps(work))):
+        assert each.seconds == {"draw": 26.0, "gather": 0.25}
+    work.reset()
+    assert work.seconds.get("draw", 0) == 0
+
+
+def _without_seeds(rank: int, root: str, folder: str) -> float:
+    import os
+
+    os.environ[VARIABLE] = folder
+    part = salientpp.load(root)
+    own = part.book.range_of(rank)
+    seeds = torch.arange(*own)[: 0 if rank == 1 else 20]
+    loader = NeighborLoader(part, FANOUTS, seeds, batch_size=4, seed=0, ranks_per_host=1)
+    for _ in range(2):
+        list(loader)
+    return loader.metrics()["batches"]
+
+
+def test_a_rank_without_seeds_writes_its_epochs_too(tmp_path: Path):
+    salientpp.partition(random_data(120, 900), 2, tmp_path / "parts", FANOUTS, 4)
+    assert distributed.run(_without_seeds, 2, str(tmp_path / "parts"), str(tmp_path / "traces")) == [5, 0]
+    for rank in range(2):
+        ends = [line["event_name"] for line in lines_of(tmp_path / "traces", rank) if line["log_type_name"] == "epoch"]
+        assert ends == ["0", "1"]
+
+
+def _leaves_early(rank: int, root: str, folder: str) -> int:
+    import os
+    import warnings
+
+    if rank == 0:
+        os.environ[VARIABLE] = folder
+    loader = NeighborLoader(salientpp.load(root), FANOUTS, "train", batch_size=4, seed=0, ranks_per_host=1)
+    batches, given = iter(loader), 0
+    next(batches)
+    if rank == 0:  # its file cannot be written any more, and warnings are errors
+        shutil.rmtree(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            batches.close()  # type: ignore[attr-defined]
+        return 0
+    for _ in batches:
+        given += 1
+    return given
+
+
+def test_a_rank_that_cannot_write_its_spans_still_answers_the_others(tmp_path: Path):
+    salientpp.partition(random_data(120, 900, train_fraction=0.5), 2, tmp_path / "parts", FANOUTS, 4)
+    _, given = distributed.run(_leaves_early, 2, str(tmp_path / "parts"), str(tmp_path / "traces"))
+    assert given > 3
