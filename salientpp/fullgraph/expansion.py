@@ -112,6 +112,6 @@ def gathered(ranks: Ranks, values: Tensor) -> Tensor:
 
 
 def _random_scores(number: int, seed: int) -> Tensor:
-    """Returns a random number for each vertex, float64 [N]. It is equal on all ranks, whatever the number of hosts."""
+    """Returns random numbers, one for each vertex, float64 [N]: equal on all ranks, whatever the number of hosts."""
     draw = torch.Generator(device="cpu").manual_seed(seed)
     return torch.rand(number, generator=draw, dtype=torch.float64, device="cpu")

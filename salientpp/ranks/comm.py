@@ -235,7 +235,7 @@ class Comm:
 
     @contextlib.contextmanager
     def together(self, task: str, kind: type[Exception] = ValueError) -> Iterator[Told]:
-        """Opens a context for a step that all ranks take, or none. Collective when the block ends, even by an error.
+        """Opens a context for a step that all ranks take or none takes. Collective when the block ends, even by an error.
 
         If the block has collectives, either all ranks must reach them or none.
 
@@ -326,7 +326,7 @@ class Comm:
 
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
-        """Opens a context for collectives that a rank begins late. The others wait for it as long as it lives."""
+        """Opens a context for collectives that this rank begins late. The others wait for it as long as it lives."""
         before, self.timeout = self.timeout, _PATIENCE
         try:
             if self.groups is not None:

@@ -310,8 +310,8 @@ class Loss:
         """Adds rows [n, ...] to the measured ones. ``decoded``: the same rows after encoding and decoding.
 
         Returns:
-            Number of the first row that is damaged, or None. A row is damaged if encoding changed one of its values, and the value was infinite or NaN before
-            or is so after it.
+            Number of the first row that is damaged, or None. A row is damaged if encoding changed a
+            value that was infinite or NaN before, or is so afterwards.
         """
         # Not [n, -1]: a type may have no vertices.
         wide, read = (each.reshape(len(rows), math.prod(rows.shape[1:])).to(torch.float64) for each in (rows, decoded))

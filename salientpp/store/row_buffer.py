@@ -147,7 +147,7 @@ class RowBuffer:
             self._is_filled[slots] = True
 
     def release(self, rows: Tensor) -> None:
-        """Ends what :meth:`admit` began for a batch with these rows. Rows stay until their slots are needed."""
+        """Ends the reservation that :meth:`admit` made for a batch's rows. Rows stay until their slots are needed."""
         with self._lock:
             slot = self._slot_of.index_select(0, rows)
             slot = slot[slot >= 0].long()  # all of them, unless reading failed

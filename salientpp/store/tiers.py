@@ -74,7 +74,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Rows that a batch reads from a changing cache (:class:`Fetch`) and rows that it adds to it, as int64 vectors.
+    """Rows that a batch reads from a changing cache (:class:`Fetch`), and rows that it adds to this cache; int64.
 
     Attributes:
         position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.

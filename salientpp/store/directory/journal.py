@@ -116,7 +116,7 @@ class Journal:
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """Returns a step's facts, or None if it must run. Drops it and later steps if one of its files was changed."""
+        """Returns a step's facts, or None if it must run. Drops this step and later ones if a file was changed."""
         done = self.steps.get(step)
         if done is None:
             return None
