@@ -241,9 +241,15 @@ def slow_link(job: Job) -> Finding | None:
     return _finding(job, "slow_link", "network", number, what, change, lambda at, now: after[at], more)
 
 
+def _network(job: Job) -> str:
+    """Names the network with the speed of its links, where they were measured."""
+    speed = f" ({format_bytes(median(job.links.values()))} a second on a link)" if job.links else ""
+    return f"waiting for the network{speed}"
+
+
 def small_cache(job: Job) -> Finding | None:
     """A cache that leaves many rows to fetch over an even network, where a larger one is forecast to leave fewer."""
-    place, named, what = _takes(job, "network", "waiting for the network")
+    place, named, what = _takes(job, "network", _network(job))
     rank = job.ranks[place]
     forecast = sorted((int(cached), float(left)) for cached, left in rank.about.get("cache_forecast") or ())
     if _slow_link(job) is not None or not forecast or not _bytes_matter(job, place):
@@ -269,7 +275,7 @@ def small_cache(job: Job) -> Finding | None:
 
 def many_bytes(job: Job) -> Finding | None:
     """Many bytes over an even network, where no larger cache is known to help."""
-    place, rank, what = _takes(job, "network", "waiting for the network")
+    place, rank, what = _takes(job, "network", _network(job))
     if _slow_link(job) is not None or small_cache(job) is not None or not _bytes_matter(job, place):
         return None
     size = format_bytes(job.ranks[place].of("bytes.received") / max(1, job.ranks[place].batches))
