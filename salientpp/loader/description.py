@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from statistics import median
@@ -14,6 +15,7 @@ from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
 from salientpp.versions import own_version
 from salientpp.ways.cache import Cache, scores_of
+from salientpp.ways.read_ahead import files_of
 
 #: Bytes of a message that measures a link, number of timed messages, and the largest number of ranks of which every pair is measured. The first message is
 #: not timed, because some links let a burst pass.
@@ -48,6 +50,9 @@ def description_of(loader: Any, options: Options) -> dict[str, Any]:
         "own_rows": sum(tiers.home.num_rows for tiers in engine.producer.fetch.tiers.values()),
         "cached_rows": 0 if cache is None else len(cache.cache),
         "memory": loader.memory_used(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
+        "reads_files": any(files_of(engine.basis, type_, tiers) for type_, tiers in engine.producer.fetch.tiers.items()),
     }  # fmt: skip
 
 

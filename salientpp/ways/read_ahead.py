@@ -100,7 +100,7 @@ class ReadAhead(Way):
     # --- construction -------------------------------------------------------------------------------------
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        files = {type_: _files_of(basis, type_, of_type) for type_, of_type in tiers.items()}
+        files = {type_: files_of(basis, type_, of_type) for type_, of_type in tiers.items()}
         files = {type_: of_type for type_, of_type in files.items() if of_type}
         if not files:
             shapes = [tiers[type_].home.rows[name].shape for type_, name in basis.source.exchanged]
@@ -366,7 +366,7 @@ def _is_buffered(source: RowSource) -> bool:
     return isinstance(_inner(source), BufferedRows)
 
 
-def _files_of(basis: Basis, type_: str | None, tiers: Tiers) -> dict[str, FileRows]:
+def files_of(basis: Basis, type_: str | None, tiers: Tiers) -> dict[str, FileRows]:
     """Returns the mapped files, by name, of those attributes of a vertex type that batches contain."""
     names = [name for owner, name in basis.source.exchanged if owner == type_]
     return FileRows.of({name: _inner(tiers.home.rows[name]) for name in names})

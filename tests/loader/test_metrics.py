@@ -152,6 +152,7 @@ def test_spans_of_an_epoch_are_lines_with_known_fields(tmp_path: Path, monkeypat
     lines = lines_of(tmp_path / "new" / "traces")
     first, *spans, last = lines
     assert (first["log_type_name"], last["log_type_name"], last["event_name"]) == ("loader", "epoch", "0")
+    assert first["context"]["cores"] >= 1 and not first["context"]["reads_files"]
     assert first["context"]["options"] == {"seed": 0} and first["context"]["batches_by_rank"] == [13]
     own = {name: number for name, number in loader.metrics().items() if not name.startswith(RECENT)}
     assert last["context"] == pytest.approx(own, rel=1e-6, abs=1e-3)
@@ -286,7 +287,7 @@ def test_ranks_agree_on_the_slowest_and_write_what_they_measured_together(tmp_pa
         assert all(rate > 0 for _, _, rate in context["links"])
         sizes, rows = zip(*context["cache_forecast"])
         assert sizes[0] == 0 and list(sizes) == sorted(set(sizes)) and list(rows) == sorted(rows, reverse=True)
-        assert rows[-1] == pytest.approx(0, abs=1e-6)
+        assert rows[-1] == pytest.approx(0, abs=1e-6) and context["reads_files"]
         assert last["context"]["rows.remote"] == found[rank]["rows.remote"]
         names = {span["log_type_name"] for span in spans}
         assert {"peers_end", "gather_end", "exchange_rows_end", "next_end", "transform_end"} <= names
