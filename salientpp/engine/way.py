@@ -129,7 +129,11 @@ class Way:
         """Notes that a batch was drawn and begins to wait. It is called in the order of the batches, and only if batches wait."""
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
-        """Starts to find a batch's rows, in the order of the batches. Returns a future of their new places."""
+        """Starts to decide from which tier each row of a batch comes.
+
+        Returns a future of the result, which replaces ``places``. If :attr:`finds_late` is True, the engine calls it
+        once per batch of an epoch, in the order of the batches.
+        """
         raise NotImplementedError
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:

@@ -193,6 +193,15 @@ class LocalGraph(RankGraph):
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def in_plan(self, value: Any) -> Any:
+        """Returns the value to use under this graph's plan.
+
+        ``edge_index`` and edge attributes of the same part as it was before the plan are replaced by this graph's.
+        Any other value is returned as it is.
+
+        Raises:
+            ValueError: ``value`` is another tensor with a row per edge of the part before the plan, and the plan adds
+                edges.
+        """
         base = self.base
         if base is None or not isinstance(value, Tensor):
             return value

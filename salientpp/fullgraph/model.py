@@ -95,8 +95,9 @@ class DistributedModel(torch.nn.Module):
 
         Args:
             x: [n, ...], rows of this rank's vertices.
-            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``. Under a plan, the caller
-                may pass edges and edge attributes of the part without the plan. The model replaces them by those of the part with the plan.
+            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of
+                ``graph.edge_index``. With a plan from ``plan_for``, the caller may still pass ``edge_index`` and edge
+                attributes of the part that was given to ``plan_for``. The model uses those of the planned part instead.
         """
         with self.job.reporting("the model's forward"):
             refuse_checkpoint_of_model()

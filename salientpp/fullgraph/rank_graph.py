@@ -132,7 +132,11 @@ class RankGraph:
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def in_plan(self, value: Any) -> Any:
-        """Replaces edges and edge attributes of the part without a plan by those of this part. Others stay the same."""
+        """Returns the value to use under this graph's plan.
+
+        ``edge_index`` and edge attributes of the same part as it was before the plan are replaced by this graph's.
+        Any other value is returned as it is.
+        """
         return value
 
     def own_rows(self, out: Tensor) -> Tensor:

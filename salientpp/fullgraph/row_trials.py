@@ -242,9 +242,14 @@ def _trial(
 
 
 def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | None:
-    """Shortens a tensor that is not followed to the size of a trial. None if that is not possible.
+    """Returns what a trial uses instead of a tensor whose rows are not followed. None: it keeps the tensor.
 
-    Two kinds of tensors fit any number of vertices: those with equal rows, and 0, 1, 2, ....
+    A trial has another number of vertices than the graph, so a tensor with a row per vertex does not fit its other
+    arguments. Tensors of two kinds can be made for any number of vertices: those with equal rows, and 0, 1, 2, ....
+
+    Args:
+        number: number of vertices of the graph, see :func:`compared`.
+        trial, cut: see :func:`_trial`.
     """
     size = SIZES[trial]
     if tensor.dtype == torch.int64 and torch.equal(tensor, torch.arange(number, device=tensor.device)):

@@ -16,7 +16,8 @@ from salientpp.sampling.schedule import Turn
 class GivenOrder:
     """Order of the user's ``batch_sampler``, or of the one that torch makes from the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
 
-    The sampler may follow the user's loop, and may have no end. So a batch of it is read when the batch is requested.
+    The sampler's batches may depend on what the user's loop has done so far, and the sampler may never end. So each
+    batch is read only when it is requested.
 
     Args:
         own: the order that the loader would have without the sampler, for estimates.

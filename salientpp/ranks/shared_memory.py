@@ -158,7 +158,11 @@ T = TypeVar("T")
 
 
 def _all_have(taken: T | None, told: Sequence[str | None]) -> T:
-    """Checks :func:`_shared`'s result, and returns ``taken``. CannotShare, on every rank, if some rank has none."""
+    """Returns ``taken`` if every rank has its own. The arguments are the result of :func:`_shared`.
+
+    Raises:
+        CannotShare: on every rank, if some rank has none.
+    """
     words = next((words for words in told if words), None)
     if words is not None or taken is None:
         raise CannotShare(words or "the first rank of the host has no memory to share")

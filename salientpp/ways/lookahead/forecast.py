@@ -81,13 +81,16 @@ def _as_counted(probability: Tensor, trial: ListSizes) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Histogram: number of rows (``count``) by the probability that a batch needs them (``chance``), float64 [bins].
+    """Forecasts how many rows a lookahead cache fetches, from a histogram of the rows' probabilities.
 
-    Model: batches are independent of each other, or in blocks, and each contains a row with its probability p. A row is kept between two uses if they are
-    at most T batches apart. With q = 1 - p, the cache then holds ``sum_v 1 - q^T (1 + p T)`` rows at a time, and ``sum_v p (1 - q^T)`` rows are found
-    per batch. T* is the T at which the held rows fill the slots.
+    In the model, a row is kept between two uses if they are at most t batches apart. Suppose that batches are
+    independent of each other, and that each needs row v with probability p. With q = 1 - p, the cache then holds
+    ``sum_v 1 - q^t (1 + p t)`` rows at a time, and ``sum_v p (1 - q^t)`` rows are found per batch. T* is the t at which
+    the held rows fill the slots. Batches that share draws in blocks have other sums.
 
     Attributes:
+        chance: float64 [bins], for each bin of the histogram the probability that a batch needs a row of it.
+        count: float64 [bins], number of rows in each bin.
         in_block: probability that a block contains each row. Each batch of such a block then needs the row with ``chance / in_block``, independently.
             None: every batch draws independently.
         block: number of batches in a block.
