@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -111,7 +112,7 @@ def examine(machine: Machine, progress: Progress | None = None) -> dict[str, Fin
 
 
 def changes_of(findings: Mapping[str, Finding]) -> list[str]:
-    """Returns what to change: first problems, then notes. A sentence of several checks stands once."""
+    """Returns what to change: first problems, then notes. A sentence that several checks give is returned once."""
     problems = [text for finding in findings.values() for text in finding.problems]
     return list(dict.fromkeys(problems + [text for finding in findings.values() for text in finding.notes]))
 
@@ -151,4 +152,6 @@ def _without_names(value: Any) -> Any:
     except (RuntimeError, OSError, KeyError, ImportError):  # this user has neither
         return value
     value = value.replace(home, "~") if len(home) > 1 else value
-    return value.replace(f"/{user}/", "/USER/")
+    return (
+        re.sub(rf"(?<=/){re.escape(user)}(?![\w-]|\.\w)", "USER", value) if user else value
+    )  # a sentence may end after it

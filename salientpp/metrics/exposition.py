@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
@@ -12,29 +13,39 @@ from socketserver import ThreadingTCPServer
 from types import TracebackType
 from typing import Any
 
+from salientpp.arguments import as_integer
 from salientpp.files import write_whole
 from salientpp.loader.metrics import Metric
 from salientpp.metrics.series import HasMetrics, Reader
+from salientpp.processes import after_fork
 
 PREFIX = "salientpp_loader_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Unit -> ending of a name, by the conventions of Prometheus.
 _ENDINGS = {"s": "seconds", "By": "bytes"}
+#: Characters of a label's value that the format writes otherwise.
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def prometheus(
-    loader: HasMetrics, port: int | None = None, path: str | Path | None = None, host: str = "127.0.0.1"
+    loader: HasMetrics,
+    port: int | None = None,
+    path: str | Path | None = None,
+    host: str = "127.0.0.1",
+    name: str | None = None,
 ) -> Exposition:
     """Offers ``loader.metrics()`` to Prometheus: at ``http://HOST:PORT/metrics``, in a file, or both.
 
     The endpoint answers until the process ends or ``close()`` is called. The file is for node_exporter's textfile collector. It is written whenever
-    ``write()`` is called, completely or not at all. Each rank has an endpoint or a file of its own. The loader is not kept alive.
+    ``write()`` is called, completely or not at all. Each rank has an endpoint or a file of its own. Each sample has the labels ``rank`` and ``loader``.
+    The loader is not kept alive. A forked child has no endpoint.
 
     Args:
         loader: a loader of this package.
         port: port of the endpoint. 0: a free port. None: no endpoint.
         path: file, whose name ends in ``.prom``. None: no file.
         host: name or address at which the endpoint listens. The default lets no other machine read it; '' means all addresses.
+        name: value of the label ``loader``, which tells apart the loaders of a process. None: a running number.
 
     Raises:
         OSError: the endpoint cannot listen there.
@@ -42,18 +53,19 @@ def prometheus(
     """
     if port is None and path is None:
         raise ValueError("prometheus(loader) needs port= for an HTTP endpoint, or path= for a file")
-    if port is not None and not 0 <= port < 2**16:
-        raise ValueError(f"port must be from 0 to {2**16 - 1}, got {port}")
+    number = None if port is None else as_integer(port)
+    if port is not None and (number is None or not 0 <= number < 2**16):
+        raise ValueError(f"port must be an integer from 0 to {2**16 - 1}, got {port!r}")
     if path is not None and not str(path).endswith(".prom"):
         raise ValueError(f"path must end in .prom, because node_exporter reads no other files, got {str(path)!r}")
-    return Exposition(Reader(loader), port, None if path is None else Path(path), host)
+    return Exposition(Reader(loader, name), number, None if path is None else Path(path), host)
 
 
 class Exposition:
     """Numbers of a loader for Prometheus, made by :func:`prometheus`. As a context manager it closes the endpoint at the end.
 
     Attributes:
-        port: port of the endpoint; None without one.
+        port: port of the endpoint; None without one, as in a forked child.
         path: the file; None without one.
     """
 
@@ -64,6 +76,7 @@ class Exposition:
         self._server: _Server | None = None
         if port is None:
             return
+        after_fork(self)
         try:
             self._server = _Server(host, port, reader)
         except OSError as error:
@@ -99,6 +112,12 @@ class Exposition:
             server.server_close()
             self._thread.join()
 
+    def _after_fork(self) -> None:
+        """Closes the child's copy of the socket, which would keep the port in use. No thread of the child serves it."""
+        server, self._server, self.port = self._server, None, None
+        if server is not None:
+            server.socket.close()
+
     def __enter__(self) -> Exposition:
         return self
 
@@ -114,7 +133,8 @@ def text_of(reader: Reader) -> str:
     families: dict[str, tuple[Metric, list[str]]] = {}
     for series, number in values:
         name = _name(series.name, series.metric)
-        labels = ",".join(f'{label}="{word}"' for label, word in (("rank", str(rank)), *series.labels))
+        words = (("rank", str(rank)), ("loader", reader.name), *series.labels)
+        labels = ",".join(f'{label}="{word.translate(_ESCAPED)}"' for label, word in words)
         families.setdefault(name, (series.metric, []))[1].append(f"{name}{{{labels}}} {_number(number)}")
     lines: list[str] = []
     for name, (metric, samples) in families.items():
@@ -143,6 +163,11 @@ class _Server(ThreadingTCPServer):
         self.reader = reader
         self.address_family = AF_INET6 if ":" in host else AF_INET
         super().__init__((host, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing about a client that has closed its connection."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from salientpp.lightning import FollowingLoader
+from salientpp.loader.engine_loader import EngineLoader
+
 #: Packages that have Lightning's callbacks.
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -30,6 +33,7 @@ class LightningCallback(Callback):
 
     It works with :class:`~salientpp.lightning.LightningNodeData` and with loaders that are passed to ``fit``. Rank 0 logs its own numbers, every ``every``
     batches and at the end of each epoch, under ``loader/`` and the name of the number. Several loaders have their key or position in the name.
+    Loaders of other packages are ignored.
 
     Args:
         every: number of batches between two records.
@@ -72,14 +76,14 @@ class LightningCallback(Callback):
 
 
 def _loaders(loaders: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the loaders with numbers in a loader or a container of loaders, with the beginning of their names."""
+    """Yields the loaders of this package in a loader or a container of loaders, with the beginning of their names."""
     loaders = getattr(loaders, "iterables", loaders)  # of Lightning's CombinedLoader
     if isinstance(loaders, Mapping):
         entries = list(loaders.items())
     elif isinstance(loaders, (list, tuple)):
         entries = list(enumerate(loaders))
     else:
-        if callable(getattr(loaders, "metrics", None)):
+        if isinstance(loaders, (EngineLoader, FollowingLoader)):
             yield where, loaders
         return
     for key, entry in entries:

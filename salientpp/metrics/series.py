@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
-import threading
+import itertools
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from salientpp.loader.metrics import METRICS, RECENT, Metric, metric_of
+from salientpp.processes import Lock
 
 #: Variable part of a name in ``METRICS`` -> name of the label.
 LABELS = {"NAME": "stage", "TIER": "tier", "KIND": "kind"}
 
 
 class HasMetrics(Protocol):
-    """Loader, or an object that follows one."""
+    """Interface of an object that has the numbers of a loader: the loader itself, or an object that wraps it."""
 
     def metrics(self) -> dict[str, float]: ...
+
+    def stats(self) -> Any: ...
+
+
+#: Names of loaders that were given none.
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -62,18 +69,29 @@ def all_series() -> dict[str, Metric]:
 
 
 class Reader:
-    """Reads the numbers of a loader, which it does not keep alive. Several threads may read.
+    """Reads the numbers of a loader, which it does not keep alive. Several threads may read, and a forked child may read too.
 
-    Counters never decrease. Most are totals of ``loader.stats()``. The others are counted from the beginning of an epoch; the reader adds what it read
-    last of earlier epochs.
+    Counters are totals of ``loader.stats()``. They never decrease: after a reset of these statistics, the reader adds what it read last.
+
+    Args:
+        loader: a loader of this package.
+        name: name that tells the loader from others in the same tool. None: a running number.
+
+    Attributes:
+        name: the name.
     """
 
-    def __init__(self, loader: HasMetrics) -> None:
+    def __init__(self, loader: HasMetrics, name: str | None = None) -> None:
+        self.name = str(next(_numbers)) if name is None else str(name)
         self._loader = weakref.ref(loader)
-        self._lock = threading.Lock()
-        self._epoch = -1.0
+        self._lock = Lock()
         self._last: dict[str, float] = {}
         self._before: dict[str, float] = {}
+
+    @property
+    def has_loader(self) -> bool:
+        """False if the loader is gone."""
+        return self._loader() is not None
 
     def read(self) -> tuple[int, list[tuple[Series, float]]]:
         """Returns the rank, and the present values. No values if the loader is gone."""
@@ -81,39 +99,42 @@ class Reader:
         if loader is None:
             return 0, []
         with self._lock:  # around the loader too, so that no thread brings older numbers after newer ones
-            found = loader.metrics()
-            stats = loader.stats() if hasattr(loader, "stats") else None
-            is_new, self._epoch = found.get("epoch", 0.0) != self._epoch, found.get("epoch", 0.0)
+            found, stats = loader.metrics(), loader.stats()
             values: list[tuple[Series, float]] = []
             for key, number in found.items():
                 series = series_of(key)
                 if series is None or key == "rank":
                     continue
                 if series.metric.kind == "counter":
-                    total = None if stats is None else total_of(stats, key)
-                    number = self._sum(key, number, is_new) if total is None else self._sum(key, total, False)
+                    number = self._sum(key, total_of(stats, key))
                 values.append((series, number))
         return int(found.get("rank", 0)), values
 
-    def _sum(self, key: str, number: float, is_new: bool) -> float:
+    def _sum(self, key: str, total: float) -> float:
         last = self._last.get(key, 0.0)
-        if is_new or number < last:
+        if total < last:  # the statistics were reset
             self._before[key] = self._before.get(key, 0.0) + last
-        self._last[key] = number
-        return self._before.get(key, 0.0) + number
+        self._last[key] = total
+        return self._before.get(key, 0.0) + total
 
 
-def total_of(stats: Any, key: str) -> float | None:
-    """Returns the total of all epochs that the statistics of a loader have for a counter; None if they lack it."""
+def total_of(stats: Any, key: str) -> float:
+    """Returns the total of all epochs that the statistics of a loader have for a counter.
+
+    Raises:
+        KeyError: they have none.
+    """
     match key.split("."):
-        case ["batches"]:
-            return stats.batches
+        case [("batches" | "seeds" | "seconds") as name]:
+            return getattr(stats, name)
         case ["wait", "seconds"]:
             return stats.seconds_waiting
+        case ["step", "seconds"]:
+            return stats.seconds_in_steps
         case ["peers", "seconds"]:
             return stats.seconds_for_peers
         case ["stage", name, "seconds"]:
-            return stats.seconds_by_stage.get(name)
+            return stats.seconds_by_stage[name]
         case ["work", kind, "seconds"] | ["transform" as kind, "seconds"]:
             return stats.seconds_of_work.get(kind, 0.0)
         case ["bytes", ("sent" | "received") as way]:
@@ -122,4 +143,4 @@ def total_of(stats: Any, key: str) -> float | None:
             return getattr(stats, f"rows_{tier}")
         case ["bytes", tier]:
             return sum(of_type[tier] * stats.row_bytes.get(type_, 0) for type_, of_type in stats.by_type.items())
-    return None
+    raise KeyError(key)

@@ -114,12 +114,18 @@ def test_the_report_names_no_user(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_USER", "alice")
     monkeypatch.setenv("MY_SECRET", "12345")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("NCCL_PLUGIN_AUTH", "12345")
+    monkeypatch.setenv("GLOO_PWD", "12345")
     assert getpass.getuser() == "alice"
     failing = {"one": lambda machine: Finding("no file /home/alice/x or /scratch/alice/y", {"/": ["/home/alice"]})}
+    failing["two"] = lambda machine: Finding(
+        "no /scratch/alice", notes=["Make /scratch/alice.", "Not /scratch/alice2."]
+    )
     monkeypatch.setattr(doctor, "CHECKS", {**failing, "environment": software.check_environment})
     _, out, _ = run(capsys, "doctor", "--json", tmp_path / "doctor.json")
     for text in (out, (tmp_path / "doctor.json").read_text()):
-        assert "alice" not in text and "12345" not in text and "no file ~/x or /scratch/USER/y" in text
+        assert "alice" not in text.replace("alice2", "") and "12345" not in text
+        assert "no file ~/x or /scratch/USER/y" in text and "no /scratch/USER" in text and "Make /scratch/USER." in text
     assert "NCCL_CONF_FILE=(a path)" in out and "NCCL_DEBUG=INFO" in out and "SALIENTPP_API_KEY=(set)" in out
 
 
@@ -167,12 +173,32 @@ def test_threads_beyond_the_cores_are_a_note(monkeypatch, tmp_path):
         "Set OMP_NUM_THREADS=2: torch would start 8 threads, but the control group allows 2 cores."
     ]
     assert limits.check_cores(machine(tmp_path, OMP_NUM_THREADS="2")).status == "ok"
+    assert limits.check_cores(machine(tmp_path, OMP_NUM_THREADS="²")).status == "ok"
 
 
 def test_little_free_memory_is_a_note(tmp_path):
     short = machine(tmp_path, {"proc/meminfo": MEMORY.replace("16000000", "1000000")})
     assert "1.0 GB are left" in limits.check_memory(short).notes[0]
     assert limits.check_memory(machine(tmp_path / "none")).text == "/proc/meminfo cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        ("0::/job", {"job/memory.max": "8000000000", "job/memory.current": "7500000000", "job/memory.stat": "anon 7\ninactive_file 500000000\n"}),
+        ("0::/job", {"job/memory.max": "8000000000", "memory.max": "9000000000", "memory.current": "8000000000"}),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "8000000000", "memory/job/memory.usage_in_bytes": "7500000000",
+                           "memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 500000000\n"}),
+    ],
+)  # fmt: skip
+def test_memory_that_is_left_in_the_control_group_counts(tmp_path, cgroup, files):
+    files = {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
+    found = limits.check_memory(machine(tmp_path, {**files, "proc/meminfo": MEMORY}))
+    assert (found.values["limit"], found.values["left"]) == (8e9, 1e9) and "1.0 GB are left" in found.notes[0]
+    (tmp_path / "proc/meminfo").unlink()
+    found = limits.check_memory(machine(tmp_path))
+    assert "limited to 8.0 GB by the control group, of which 1.0 GB are left" in found.text
+    assert found.status == "note"
 
 
 def test_a_low_limit_of_open_files_is_a_note(monkeypatch, tmp_path):
@@ -276,6 +302,46 @@ def test_the_interface_of_gloo_must_exist(tmp_path):
     assert "GLOO_SOCKET_IFNAME is lo" in network.check_network(machine(tmp_path, GLOO_SOCKET_IFNAME="lo")).notes[0]
 
 
+def test_interfaces_of_containers_are_advised_last(monkeypatch, tmp_path):
+    resolving(monkeypatch, "127.0.0.1")
+    names = ["br-1f", "cni0", "docker0", "dummy0", "eth7", "tun0", "veth1", "virbr0"]
+    files = {f"sys/class/net/{name}/operstate": "up\n" for name in names}
+    found = network.check_network(machine(tmp_path, {**files, "sys/class/net/eth7/device/vendor": "0x1"}))
+    assert found.notes[0].startswith("Before a job on several hosts, set GLOO_SOCKET_IFNAME=eth7 ")
+    assert "connected: eth7, dummy0, br-1f, cni0" in found.text
+    monkeypatch.setattr(network, "address_of", lambda name: "192.0.2.1" if name in ("docker0", "dummy0") else "")
+    assert "connected: dummy0, eth7, docker0" in network.check_network(machine(tmp_path)).text  # as a bond of eth7
+
+
+def test_an_address_of_no_interface_has_words(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket.socket, "bind", lambda probe, place: None)
+    resolving(monkeypatch, "127.0.1.1")
+    assert network.check_network(machine(tmp_path, INTERFACES)).text.startswith("gloo uses lo at 127.0.1.1, because ")
+    resolving(monkeypatch, "192.0.2.9")
+    found = network.check_network(machine(tmp_path, INTERFACES))
+    assert found.text == "gloo uses an interface at 192.0.2.9; connected: eth7 (25 Gbit/s)"
+
+
+def test_without_sys_the_system_names_the_interfaces(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7"), (3, "eth8")])
+    monkeypatch.setattr(network, "address_of", lambda name: {"eth7": "192.0.2.1", "lo": "127.0.0.1"}.get(name, ""))
+    assert network.check_network(machine(tmp_path, GLOO_SOCKET_IFNAME="eth9")).status == "problem"
+    found = network.check_network(machine(tmp_path, GLOO_SOCKET_IFNAME="eth7"))
+    assert found.status == "ok" and found.text == "gloo uses eth7 at 192.0.2.1; connected: eth7"
+
+    def none():
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(socket, "if_nameindex", none)
+    found = network.check_network(machine(tmp_path, GLOO_SOCKET_IFNAME="eth9"))
+    assert found.status == "ok" and found.text == "gloo uses eth9"
+
+
+def test_a_host_name_that_no_address_can_have_does_not_resolve(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "gethostname", lambda: f"{'a' * 64}.example")
+    assert "does not resolve to an address" in network.check_network(machine(tmp_path, INTERFACES)).text
+
+
 # --- software ---------------------------------------------------------------------------------------------
 
 
@@ -370,6 +436,16 @@ def test_a_damaged_directory_is_a_problem(tmp_path):
     found = directory.check_directory(Machine(directory=root))
     assert found.status == "problem" and "indices.npy" in found.problems[0]
     assert directory.check_directory(Machine(directory=tmp_path / "none")).status == "problem"
+
+
+@pytest.mark.parametrize("error", [KeyError("files"), TypeError("wrong"), RuntimeError("wrong"), AssertionError()])
+def test_any_error_of_reading_a_directory_is_a_problem(monkeypatch, tmp_path, error):
+    def broken(root, verify):
+        raise error
+
+    monkeypatch.setattr("salientpp.store.directory.load.load", broken)
+    found = directory.check_directory(Machine(directory=tmp_path))
+    assert found.status == "problem" and type(error).__name__ in found.problems[0]
 
 
 # --- the self-test ----------------------------------------------------------------------------------------

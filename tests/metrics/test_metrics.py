@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gc
 import logging
 import math
 import os
 import re
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import distributed
@@ -26,8 +30,9 @@ from graphs import random_data
 import salientpp
 import salientpp.metrics
 from salientpp import NeighborLoader
-from salientpp.lightning import LightningNodeData
+from salientpp.lightning import FollowingLoader, LightningNodeData
 from salientpp.loader.metrics import METRICS
+from salientpp.metrics import instruments
 from salientpp.metrics.exposition import prometheus
 from salientpp.metrics.instruments import otel
 from salientpp.metrics.line import progress
@@ -48,6 +53,13 @@ class Fake:
 
     def metrics(self, all_ranks: bool = False, max_age: float = 1.0) -> dict[str, float]:
         return {**self.numbers, **({"ranks.slowest": 1.0} if all_ranks else {})}
+
+    def stats(self) -> SimpleNamespace:
+        stages = {key.split(".")[1]: number for key, number in self.numbers.items() if key.startswith("stage.")}
+        return SimpleNamespace(
+            batches=self.numbers["batches"], seconds=self.numbers["seconds"], seconds_by_stage=stages, rows_cache=7.0,
+            bytes_received=self.numbers["bytes.received"], by_type={None: {"cache": 7.0}}, row_bytes={None: 10},
+        )  # fmt: skip
 
 
 class Broken(Fake):
@@ -91,7 +103,7 @@ def test_every_number_of_a_loader_has_a_series(loader):
     }
 
 
-def test_counters_never_decrease_over_epochs_and_resets():
+def test_counters_never_decrease_when_statistics_are_reset():
     fake = Fake()
     reader = Reader(fake)
 
@@ -101,10 +113,45 @@ def test_counters_never_decrease_over_epochs_and_resets():
         return next(number for series, number in values if series.name == "batches")
 
     seen = []
-    for epoch, number in ((0, 10), (0, 12), (1, 5), (1, 9), (2, 20), (2, 1), (2, 2)):
-        fake.numbers |= {"epoch": float(epoch), "batches": float(number)}
+    for number in (10, 12, 5, 9, 20, 1, 2):
+        fake.numbers["batches"] = float(number)
         seen.append(batches())
-    assert seen == [10, 12, 17, 21, 41, 42, 43]
+    assert seen == [10, 12, 17, 21, 32, 33, 34]
+
+
+def test_a_reader_works_in_a_child_that_is_forked_while_it_reads():
+    fake, entered, go_on = Fake(), threading.Event(), threading.Event()
+    read, reader = fake.metrics, Reader(fake)
+
+    def slow() -> dict[str, float]:
+        entered.set()
+        assert go_on.wait(distributed.HANG)
+        return read()
+
+    fake.metrics = slow
+    thread = threading.Thread(target=reader.read)
+    thread.start()
+    assert entered.wait(distributed.HANG)
+
+    def in_child() -> bool:
+        fake.metrics = read
+        return reader.read()[0] == 3
+
+    assert holds_in_child(in_child)
+    go_on.set()
+    thread.join()
+
+
+def holds_in_child(condition: Callable[[], bool]) -> bool:
+    """True if a condition holds in a forked child, which is killed if it hangs."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            os._exit(0 if condition() else 1)
+        except BaseException:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def test_totals_are_exact_however_rarely_they_are_read(tmp_path):
@@ -121,15 +168,19 @@ def _check_totals(rank: int, root: str) -> None:
         }
 
     before, rows, batches = read(), 0, 0
+    sums = dict.fromkeys(("seeds", "seconds", "step.seconds", "wait.seconds"), 0.0)
     assert before["batches"] == before["rows.host"] == 0
     for epoch in range(5):
         for batch in made:
             rows, batches = rows + batch.num_nodes, batches + 1
+        of_epoch = made.metrics(max_age=0.0)
+        sums = {name: number + of_epoch[name] for name, number in sums.items()}
         if epoch == 3:
             read()
     for _ in range(2):
         found = read()
         assert found["batches"] == batches and sum(found[f"rows.{tier}"] for tier in ("host", "remote")) == rows
+        assert {name: found[name] for name in sums} == pytest.approx(sums) and sums["seeds"] > 0
         assert found["bytes.received"] >= found["bytes.remote"] > 0 and found["stage.seconds.sample"] > 0
         assert all(number >= before[name] for name, number in found.items() if series_kind(name) == "counter")
         before = found
@@ -144,12 +195,12 @@ def series_kind(name: str) -> str:
 
 
 def observed(*loaders: object) -> dict:
-    """The observations of loaders: name -> {attributes: value}, and name -> (unit, text, kind of data)."""
+    """The observations of loaders "0", "1" and so on: name -> {attributes: value}, and name -> (unit, text, kind of data)."""
     metrics = pytest.importorskip("opentelemetry.sdk.metrics")
     reader = pytest.importorskip("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
     provider = metrics.MeterProvider([reader])
     for number, loader in enumerate(loaders):
-        otel(loader, provider.get_meter(f"test-{number}"))
+        otel(loader, provider.get_meter("test"), name=str(number))
 
     def read() -> dict:
         data = reader.get_metrics_data()
@@ -171,14 +222,30 @@ def observed(*loaders: object) -> dict:
 def test_instruments_observe_the_numbers():
     fake = Fake()
     found = observed(fake)["read"]()
-    own = ("salientpp.rank", 3)
-    assert found["salientpp.loader.batches"] == ({(own,): 10.0}, "{batch}", METRICS["batches"].text, "Sum")
-    assert found["salientpp.loader.wait.share"] == ({(own,): 0.25}, "1", METRICS["wait.share"].text, "Gauge")
-    stages = {(own, ("salientpp.stage", "sample")): 0.5, (own, ("salientpp.stage", "exchange_rows")): 0.75}
+    own = (("salientpp.loader", "0"), ("salientpp.rank", 3))
+    assert found["salientpp.loader.batches"] == ({own: 10.0}, "{batch}", METRICS["batches"].text, "Sum")
+    assert found["salientpp.loader.wait.share"] == ({own: 0.25}, "1", METRICS["wait.share"].text, "Gauge")
+    stages = {(*own, ("salientpp.stage", "sample")): 0.5, (*own, ("salientpp.stage", "exchange_rows")): 0.75}
     assert found["salientpp.loader.stage.seconds"][:2] == (stages, "s")
-    assert found["salientpp.loader.memory"][:2] == ({(("salientpp.kind", "graph"), own): 4096.0}, "By")
+    assert found["salientpp.loader.memory"][:2] == ({(("salientpp.kind", "graph"), *own): 4096.0}, "By")
     assert found["salientpp.loader.recent.batches"][3] == "Gauge"
     assert sum(len(points) for points, *_ in found.values()) == len(NUMBERS) - 1  # without rank
+
+
+def test_loaders_of_one_meter_are_told_apart(caplog):
+    first, second = Fake(), Fake(batches=20.0)
+    with caplog.at_level(logging.WARNING):
+        both = observed(first, second)
+    assert not caplog.records
+    found = both["read"]()["salientpp.loader.batches"][0]
+    rank = ("salientpp.rank", 3)
+    assert found == {(("salientpp.loader", "0"), rank): 10.0, (("salientpp.loader", "1"), rank): 20.0}
+    later = Fake(batches=30.0)
+    otel(later, both["provider"].get_meter("test"), name="1")
+    without_names = Fake(batches=40.0), Fake(batches=50.0)
+    for each in without_names:
+        otel(each, both["provider"].get_meter("test"))
+    assert sorted(both["read"]()["salientpp.loader.batches"][0].values()) == [10, 30, 40, 50]
 
 
 def test_a_loader_that_is_gone_or_broken_breaks_no_exporter(caplog):
@@ -186,7 +253,8 @@ def test_a_loader_that_is_gone_or_broken_breaks_no_exporter(caplog):
     broken = Broken()
     both = observed(fake, broken)
     with caplog.at_level(logging.WARNING):
-        assert both["read"]()["salientpp.loader.batches"][0] == {(("salientpp.rank", 3),): 10.0}
+        own = (("salientpp.loader", "0"), ("salientpp.rank", 3))
+        assert both["read"]()["salientpp.loader.batches"][0] == {own: 10.0}
     assert "the loader is broken" in caplog.text
     there = weakref.ref(fake)
     del fake
@@ -197,19 +265,26 @@ def test_a_loader_that_is_gone_or_broken_breaks_no_exporter(caplog):
 def test_the_global_meter_provider_is_the_default(monkeypatch):
     api = pytest.importorskip("opentelemetry.metrics")
     made = []
-    instrument = SimpleNamespace(
-        create_observable_counter=lambda name, **options: made.append(name),
-        create_observable_gauge=lambda name, **options: made.append(name),
-    )
-    monkeypatch.setattr(api, "get_meter", lambda name, version: instrument)
-    otel(Fake())
+
+    class Meter:
+        def create_observable_gauge(self, name: str, **options: object) -> None:
+            made.append(name)
+
+        create_observable_counter = create_observable_gauge
+
+    monkeypatch.setattr(api, "get_meter", lambda name, version: Meter())
+    instruments._global_meter.cache_clear()
+    for _ in range(2):
+        otel(Fake())
+    instruments._global_meter.cache_clear()
     assert sorted(made) == sorted(f"salientpp.loader.{name}" for name in all_series())
     assert all(re.fullmatch(r"[a-z][a-z0-9_.]{0,254}", name) for name in made)
 
 
 def test_a_real_loader_is_observed(loader):
     found = observed(loader)["read"]()
-    assert found["salientpp.loader.batches"][0] == {(("salientpp.rank", 0),): len(loader)}
+    own = (("salientpp.loader", "0"), ("salientpp.rank", 0))
+    assert found["salientpp.loader.batches"][0] == {own: len(loader)}
     (graph,) = [
         value
         for attributes, value in found["salientpp.loader.memory"][0].items()
@@ -220,7 +295,7 @@ def test_a_real_loader_is_observed(loader):
 
 # --- Prometheus -------------------------------------------------------------------------------------------
 
-SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{((?:[a-zA-Z_]\w*=\"[^\"\\\n]*\",?)*)\} (\S+)")
+SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{((?:[a-zA-Z_]\w*=\"(?:[^\"\\\n]|\\[\\\"n])*\",?)*)\} (\S+)")
 
 
 def parsed(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -257,21 +332,21 @@ def fetched(port: int, path: str = "/metrics") -> tuple[int, str, str]:
 
 
 def test_the_endpoint_gives_the_numbers_as_text():
-    fake = Fake()
-    with prometheus(fake, port=0) as exposition:
+    fake, own = Fake(), ('loader="train"', 'rank="3"')
+    with prometheus(fake, port=0, name="train") as exposition:
         status, kind, text = fetched(exposition.port)
         assert status == 200 and kind == "text/plain; version=0.0.4; charset=utf-8" and text == exposition.text()
         found = parsed(text)
-        assert found["salientpp_loader_batches_total"] == {('rank="3"',): 10.0}
-        assert found["salientpp_loader_stage_seconds_total"][('rank="3"', 'stage="exchange_rows"')] == 0.75
-        assert found["salientpp_loader_memory_bytes"] == {('kind="graph"', 'rank="3"'): 4096.0}
-        assert found["salientpp_loader_bytes_total"] == {('rank="3"', 'tier="cache"'): 70.0}
-        assert found["salientpp_loader_recent_wait_share"] == {('rank="3"',): 0.04}
+        assert found["salientpp_loader_batches_total"] == {own: 10.0}
+        assert found["salientpp_loader_stage_seconds_total"][(*own, 'stage="exchange_rows"')] == 0.75
+        assert found["salientpp_loader_memory_bytes"] == {('kind="graph"', *own): 4096.0}
+        assert found["salientpp_loader_bytes_total"] == {(*own, 'tier="cache"'): 70.0}
+        assert found["salientpp_loader_recent_wait_share"] == {own: 0.04}
         fake.numbers |= {"epoch": 1.0, "batches": 2.0, "wait.share": math.nan, "seconds": math.inf}
         found = parsed(fetched(exposition.port)[2])
-        assert found["salientpp_loader_batches_total"] == {('rank="3"',): 12.0}
-        assert math.isnan(found["salientpp_loader_wait_share"][('rank="3"',)])
-        assert found["salientpp_loader_seconds_total"] == {('rank="3"',): math.inf}
+        assert found["salientpp_loader_batches_total"] == {own: 12.0}
+        assert math.isnan(found["salientpp_loader_wait_share"][own])
+        assert found["salientpp_loader_seconds_total"] == {own: math.inf}
         assert fetched(exposition.port, "/other")[0] == 404
         del fake
         gc.collect()
@@ -281,10 +356,54 @@ def test_the_endpoint_gives_the_numbers_as_text():
     exposition.close()
 
 
+def test_two_loaders_of_a_process_have_different_series():
+    fakes = Fake(), Fake()
+    first, second = (parsed(prometheus(fake, path="loader.prom").text()) for fake in fakes)
+    assert first.keys() == second.keys() and all(first[name].keys().isdisjoint(second[name]) for name in first)
+
+
+def test_values_of_labels_are_escaped():
+    fake = Fake()
+    text = prometheus(fake, path="loader.prom", name='a\\b "c"\nd').text()
+    assert r'salientpp_loader_batches_total{rank="3",loader="a\\b \"c\"\nd"} 10.0' in text.splitlines()
+    assert parsed(text)
+
+
+def test_a_forked_child_has_no_endpoint_and_leaves_the_port_to_its_parent():
+    fake = Fake()
+    exposition = prometheus(fake, port=0)
+    descriptor = exposition._server.fileno()
+
+    def in_child() -> bool:
+        with contextlib.suppress(OSError):
+            os.fstat(descriptor)
+            return False
+        exposition.close()
+        return exposition.port is None and "salientpp_loader_batches_total" in exposition.text()
+
+    assert holds_in_child(in_child)
+    assert fetched(exposition.port)[0] == 200
+    exposition.close()
+
+
+def test_a_client_that_goes_away_prints_nothing(capfd):
+    fake = Fake()
+    with prometheus(fake, port=0) as exposition:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", exposition.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets it
+        assert fetched(exposition.port)[0] == 200
+        deadline = time.monotonic() + distributed.HANG
+        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_real_loader_is_served_while_it_works():
     data = random_data(4000, 30000)
     made = NeighborLoader(data, [5, 5], data.train_mask, batch_size=4, num_workers=2)
-    exposition = prometheus(made, port=0)
+    exposition = prometheus(made, port=0, name="a")
     texts, done = [], threading.Event()
 
     def ask() -> None:
@@ -298,7 +417,9 @@ def test_a_real_loader_is_served_while_it_works():
     done.set()
     thread.join()
     exposition.close()
-    totals = [parsed(text).get("salientpp_loader_batches_total", {}).get(('rank="0"',), 0) for text in texts]
+    totals = [
+        parsed(text).get("salientpp_loader_batches_total", {}).get(('loader="a"', 'rank="0"'), 0) for text in texts
+    ]
     assert totals == sorted(totals) and totals[-1] <= 2 * len(made)
 
 
@@ -309,8 +430,9 @@ def test_a_busy_port_and_wrong_arguments_are_told(tmp_path):
             prometheus(Fake(), port=port)
     with pytest.raises(ValueError, match="needs port= for an HTTP endpoint, or path= for a file"):
         prometheus(Fake())
-    with pytest.raises(ValueError, match="port must be from 0 to 65535, got 70000"):
-        prometheus(Fake(), port=70000)
+    for port in (70000, -1, "9400", 9400.5, True):
+        with pytest.raises(ValueError, match=f"port must be an integer from 0 to 65535, got {port!r}"):
+            prometheus(Fake(), port=port)
     with pytest.raises(ValueError, match=r"path must end in \.prom"):
         prometheus(Fake(), path=tmp_path / "x.txt")
 
@@ -323,14 +445,14 @@ def test_an_error_of_the_loader_is_an_answer():
 
 
 def test_a_file_is_written_whole(tmp_path):
-    fake = Fake()
-    exposition = prometheus(fake, path=tmp_path / "loader.prom")
+    fake, own = Fake(), ('loader="train"', 'rank="3"')
+    exposition = prometheus(fake, path=tmp_path / "loader.prom", name="train")
     assert exposition.port is None and not list(tmp_path.iterdir())
     for number in (10.0, 11.0):
         fake.numbers["batches"] = number
         exposition.write()
         found = parsed((tmp_path / "loader.prom").read_text())
-        assert found["salientpp_loader_batches_total"] == {('rank="3"',): number}
+        assert found["salientpp_loader_batches_total"] == {own: number}
     assert os.listdir(tmp_path) == ["loader.prom"]
     fake.metrics = Broken().metrics
     with pytest.raises(RuntimeError, match="broken"):
@@ -388,22 +510,26 @@ def callback() -> Iterator[type]:
     yield salientpp.metrics.LightningCallback
 
 
+def following() -> FollowingLoader:
+    return FollowingLoader(Fake(), None)
+
+
 def test_the_callback_logs_every_few_batches_and_at_the_end_of_an_epoch(callback):
-    seen = passes(callback(every=3), trainer_of(Fake()), 7)
+    seen = passes(callback(every=3), trainer_of(following()), 7)
     assert [step for step, _ in seen] == [3, 6, 7]
     assert seen[0][1] == {f"loader/{name}": number for name, number in NUMBERS.items()}
-    (last,) = passes(callback(every=9, names=["recent.*", "ranks.*"], all_ranks=True), trainer_of(Fake()), 3)
+    (last,) = passes(callback(every=9, names=["recent.*", "ranks.*"], all_ranks=True), trainer_of(following()), 3)
     assert last[1].keys() == {
         f"loader/{key}" for key in [*NUMBERS, "ranks.slowest"] if key.startswith(("recent.", "ranks."))
     }
-    assert passes(callback(every=1, all_ranks=True), trainer_of(Fake(), is_zero=False), 3) == []
+    assert passes(callback(every=1, all_ranks=True), trainer_of(following(), is_zero=False), 3) == []
 
 
 def test_several_loaders_have_their_place_in_the_names(callback):
-    loaders = {"a": Fake(), "b": [Fake(), object()]}
+    loaders = {"a": following(), "b": [following(), object()], "c": SimpleNamespace(metrics=lambda: {"batches": 1.0})}
     (last,) = passes(callback(names=["batches"]), trainer_of(loaders), 2)
     assert last[1] == {"loader/a.batches": 10.0, "loader/b.0.batches": 10.0}
-    (last,) = passes(callback(names=["batches"]), trainer_of(SimpleNamespace(iterables=[Fake()])), 2)
+    (last,) = passes(callback(names=["batches"]), trainer_of(SimpleNamespace(iterables=[following()])), 2)
     assert last[1] == {"loader/0.batches": 10.0}
     assert passes(callback(), trainer_of(iter(())), 2) == []
 

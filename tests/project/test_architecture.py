@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "nn": {"batch", "containers", "ops", "sampling", "suggestions", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
-    "metrics": {"files", "loader.metrics", "versions"},
+    "metrics": {"arguments", "files", "lightning", "loader.engine_loader", "loader.metrics", "processes", "versions"},
     "report": {"analysis", "display"},
     "layerwise": LOADERS | {"nn.layers", "nn.unchanged"},
     "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.planner"},

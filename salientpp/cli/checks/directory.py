@@ -21,10 +21,13 @@ def check_directory(machine: Machine) -> Finding | None:
         else:
             part = load(root, verify="full")
             manifest, kind = part.manifest, f"dataset directory of {part.num_parts} parts"
-    except (ValueError, OSError) as error:
-        problem = f"Replace the damaged files of {root}, or write the directory again: {error}."
-        return Finding(f"{root} cannot be used", {"error": str(error)}, problems=[problem])
-    size = sum(entry["bytes"] for entry in manifest["files"].values())
+        size = sum(entry["bytes"] for entry in manifest["files"].values())
+    except (ImportError, MemoryError):  # not of the directory
+        raise
+    except Exception as error:  # damage may have any other
+        reason = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+        problem = f"Replace the damaged files of {root}, or write the directory again: {reason}."
+        return Finding(f"{root} cannot be used", {"error": reason}, problems=[problem])
     values = {"kind": kind, "files": len(manifest["files"]), "bytes": size}
     return Finding(
         f"{kind}, {len(manifest['files'])} files, {size / 1e6:,.1f} MB; every byte matches its checksum", values

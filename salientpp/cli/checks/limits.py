@@ -21,7 +21,7 @@ def check_cores(machine: Machine) -> Finding:
     threads = machine.environ.get("OMP_NUM_THREADS", "")
     usable = max(1, min(seen, int(quota or seen)))
     notes = []
-    if threads.isdigit() and int(threads) > usable:
+    if threads.isdecimal() and int(threads) > usable:
         notes.append(
             f"Set OMP_NUM_THREADS to at most {usable}: it is {threads}, and this process may use {usable} cores."
         )
@@ -39,21 +39,23 @@ def check_memory(machine: Machine) -> Finding:
     """Compares the memory of the machine, the memory that is available, and the limit of the control group."""
     table = dict(re.findall(r"^(\w+): +(\d+) kB", machine.read("proc/meminfo"), re.MULTILINE))
     total, available = (int(table[name]) * 1024 if name in table else None for name in ("MemTotal", "MemAvailable"))
-    limit = memory_of_group(machine)
+    limit, left = memory_of_group(machine)
     if limit is not None and total is not None and limit >= total:
-        limit = None
-    if total is None or available is None:
-        return Finding("/proc/meminfo cannot be read", {"limit": limit})
-    free = available if limit is None else min(available, limit)
+        limit = left = None
+    free = min((number for number in (available, left) if number is not None), default=None)
     notes = []
-    if free < LEAST_FREE:
+    if free is not None and free < LEAST_FREE:
         notes.append(
             f"Free memory or raise the limit: {free / _GB:.1f} GB are left, and torch alone takes about 0.5 GB a rank."
         )
-    text = f"{total / _GB:.1f} GB, {available / _GB:.1f} GB available"
-    if limit is not None:
-        text += f", limited to {limit / _GB:.1f} GB by the control group"
-    return Finding(text, {"total": total, "available": available, "limit": limit}, notes=notes)
+    if total is None or available is None:
+        text = "/proc/meminfo cannot be read"
+    else:
+        text = f"{total / _GB:.1f} GB, {available / _GB:.1f} GB available"
+    if limit is not None and left is not None:
+        text += f", limited to {limit / _GB:.1f} GB by the control group, of which {left / _GB:.1f} GB are left"
+    values = {"total": total, "available": available, "limit": limit, "left": left}
+    return Finding(text, values, notes=notes)
 
 
 def check_open_files(machine: Machine) -> Finding:
@@ -122,19 +124,29 @@ def cores_of_group(machine: Machine) -> float | None:
         quota, _, period = machine.read(f"{folder}/cpu.max").partition(" ")
         if not quota:
             quota, period = (machine.read(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota.isdigit() and period.isdigit() and int(period):
+        if quota.isdecimal() and period.isdecimal() and int(period):
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
 
-def memory_of_group(machine: Machine) -> int | None:
-    """Returns the bytes that the control group allows, of version 1 or 2; None if it sets no limit."""
-    texts = [
-        machine.read(f"{folder}/{name}")
-        for folder in _folders_of_group(machine, "memory")
-        for name in ("memory.max", "memory.limit_in_bytes")
-    ]
-    return min((int(text) for text in texts if text.isdigit()), default=None)
+def memory_of_group(machine: Machine) -> tuple[int | None, int | None]:
+    """Returns the bytes that the control group allows, of version 1 or 2, and how many of them are left. None for both if it sets no limit.
+
+    Cached pages of files count as left, because the kernel takes them back when memory is short.
+    """
+    limits, left = [], []
+    for folder in _folders_of_group(machine, "memory"):
+        for most, used in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+            limit, current = (machine.read(f"{folder}/memory.{name}") for name in (most, used))
+            if not limit.isdecimal():
+                continue
+            limits.append(int(limit))
+            # Version 1 has a sum of the groups below, too.
+            words = dict(re.findall(r"^(\w+) (\d+)$", machine.read(f"{folder}/memory.stat"), re.MULTILINE))
+            cached = int(words.get("total_inactive_file") or words.get("inactive_file") or 0)
+            spent = max(0, int(current) - cached) if current.isdecimal() else 0
+            left.append(max(0, int(limit) - spent))
+    return min(limits, default=None), min(left, default=None)
 
 
 def _folders_of_group(machine: Machine, controller: str) -> Iterator[str]:

@@ -31,7 +31,14 @@ SHOWN = re.compile(
     r"(OMP|MKL)_NUM_THREADS|(MALLOC|NCCL|GLOO|SALIENTPP|KMP|GOMP)_\w+|THP_MEM_ALLOC_ENABLE|PYTORCH_(CUDA_)?ALLOC_CONF|CUDA_VISIBLE_DEVICES|"
     r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|SLURM_(PROCID|LOCALID|NODEID|NTASKS|STEP_NUM_TASKS|STEP_TASKS_PER_NODE)"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|KEY")
+#: Variables whose values are shown, of those with many names. A plugin may read a secret from another one.
+_KNOWN = re.compile(
+    r"(?!(MALLOC|NCCL|GLOO|SALIENTPP|KMP|GOMP)_).*|MALLOC_(ARENA_(MAX|TEST)|CONF|MMAP_(MAX|THRESHOLD)_|TOP_PAD_|TRIM_THRESHOLD_|PERTURB_|CHECK_)|"
+    r"GLOO_(SOCKET_IFNAME|DEVICE_TRANSPORT)|KMP_(AFFINITY|BLOCKTIME|HW_SUBSET|SETTINGS|STACKSIZE)|GOMP_(CPU_AFFINITY|SPINCOUNT|STACKSIZE)|"
+    r"NCCL_(ALGO|PROTO|DEBUG(_SUBSYS)?|BUFFSIZE|NTHREADS|(MIN|MAX)_(NCHANNELS|CTAS)|CUMEM_ENABLE|LAUNCH_MODE|CROSS_NIC|"
+    r"SOCKET_(IFNAME|FAMILY|NTHREADS)|NSOCKS_PERTHREAD|(P2P|SHM|NVLS|COLLNET)_(DISABLE|ENABLE|LEVEL)|NET(_PLUGIN|_GDR_(LEVEL|READ))?|"
+    r"IB_(DISABLE|HCA|GID_INDEX|TIMEOUT|RETRY_CNT|TC|SL|QPS_PER_CONNECTION)|TIMEOUT|BLOCKING_WAIT|ASYNC_ERROR_HANDLING)"
+)
 
 
 def check_installed(machine: Machine) -> Finding:
@@ -151,7 +158,7 @@ def versions_of(*names: str) -> dict[str, str | None]:
 
 def _shown(name: str, value: str) -> str:
     """Returns the value of a variable. Paths and secrets are left out, so that a report can be published."""
-    return "(a path)" if "/" in value else "(set)" if _SECRET.search(name) else value[:80]
+    return "(a path)" if "/" in value else value[:80] if _KNOWN.fullmatch(name) else "(set)"
 
 
 def _list(values: Mapping[str, str | None]) -> str:
