@@ -53,8 +53,10 @@ def otel(loader: HasMetrics, meter: Meter | None = None, name: str | None = None
         if readers is None:
             readers = _readers[meter] = {}
             _create(meter, readers)
-        for gone in [name for name, other in readers.items() if not other.has_loader]:
+        for gone in [key for key, other in readers.items() if not other.has_loader]:
             del readers[gone]
+        while name is None and reader.name in readers:  # another loader was given this number as its name
+            reader = Reader(loader)
         readers[reader.name] = reader
 
 
