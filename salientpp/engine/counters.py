@@ -47,13 +47,13 @@ class Work:
             found = self._ended.copy()
             for each in self._everyone.copy():
                 thread, seconds = each
-                has_ended = not thread.is_alive()
-                for kind, spent in seconds.copy().items():
-                    found[kind] += spent
-                    if has_ended:
-                        self._ended[kind] += spent
-                if has_ended:
+                to = [found]
+                if not thread.is_alive() and each in self._everyone:
                     self._everyone.remove(each)
+                    to.append(self._ended)
+                for kind, spent in seconds.copy().items():
+                    for total in to:
+                        total[kind] += spent
             return dict(found)
 
     def reset(self) -> None:
@@ -116,7 +116,7 @@ class Counters:
 
     Attributes:
         lock: guards the numbers, because several threads may each drive an epoch.
-        seeds: seeds in these batches.
+        batches, seeds: batches delivered, and seeds in them.
         seconds_waiting: total time between the requests for batches and their delivery.
         seconds_in_steps: total time between a delivery and the next request of the same epoch.
         seconds_by_stage: time that the thread which drives the pipeline spent in each stage.

@@ -186,10 +186,12 @@ class Engine:
         self.basis.comm.seconds_waited = 0.0
         self.basis.source.exchange.reset_traffic()
         self.counters.reset(self.producer.stage_names)
+        last = self.counters.times
+        self.counters.times = EpochTimes(last.epoch)
         for run in self._runs:
-            run.times = EpochTimes(run.times.epoch, run.times.trace)
-        latest = max(self._runs, key=lambda run: run.times.epoch, default=None)
-        self.counters.times = EpochTimes(self.counters.times.epoch) if latest is None else latest.times
+            times, run.times = run.times, EpochTimes(run.times.epoch, run.times.trace)
+            if times is last:
+                self.counters.times = run.times
         for way in self.ways:
             way.reset_counts()
 

@@ -400,16 +400,20 @@ def _leave_now(run: Run) -> None:
         return
     run._left = run._attendance.has_left = True
     run._answer()
-    if run.on_end is not None:
-        run.on_end()
 
 
 def _leave_at_exit() -> None:
     """Leaves unfinished epochs. If the script ends normally, the rank answers the others to the end; if it fails, it tells them."""
-    for run in list(Run.unfinished):
-        if not run._comm.is_inherited:
+    try:
+        runs = [run for run in Run.unfinished if not run._comm.is_inherited]
+        for run in runs:
             _leave_now(run)
-    flush_all()
+        for run in runs:
+            ended, run.on_end = run.on_end, None
+            if ended is not None:
+                ended()
+    finally:
+        flush_all()
 
 
 atexit.register(_leave_at_exit)

@@ -20,6 +20,7 @@ from salientpp.engine.run import Run
 from salientpp.engine.spans import SpanFile
 from salientpp.engine.stages import LAST_STAGE
 from salientpp.loader.statistics import TIERS, LoaderStats
+from salientpp.processes import Lock, forks
 from salientpp.ranks.comm import Comm
 
 #: Prefix of numbers of the last batches, and the number of these batches.
@@ -214,22 +215,29 @@ class Measured:
         self.last: tuple[float, dict[str, float]] = (-math.inf, {})
         self._epoch = _Measuring(None, EpochTimes(0))
         self._open: object = None  # identifies the epoch that goes on
+        self._lock = Lock()  # held while an epoch is replaced
+        self._forks = forks()
         self._comm: Comm | None = None
 
     def begin(self, engine: Engine, memory: Callable[[], Mapping[str, int]], run: Run) -> None:
         """Begins to measure an epoch."""
         self._end(engine, memory, self._open)  # its iterator may still live
-        self._open = token = object()
-        self._set(_Measuring(LoaderStats.of(engine), run.times))
+        token, begun = object(), _Measuring(LoaderStats.of(engine), run.times)
+        with self._lock:
+            self._open, self._forks = token, forks()
+            self._set(begun)
         run.on_end = partial(self._end, engine, memory, token)
 
     def _end(self, engine: Engine, memory: Callable[[], Mapping[str, int]], token: object) -> None:
-        if token is None or self._open is not token:
-            return
-        self._open = None
-        ended = self._epoch._replace(counted=_counted(engine, self._epoch))
-        self._set(ended)
-        if self.spans is not None:
+        with self._lock:
+            if token is None or self._open is not token:
+                return
+            self._open, epoch = None, self._epoch
+        ended = epoch._replace(counted=_counted(engine, epoch))
+        with self._lock:
+            if self._epoch is epoch:  # otherwise another thread has begun one
+                self._set(ended)
+        if self.spans is not None and self._forks == forks():  # an epoch of the parent is not the child's to record
             found = metrics_of(engine, ended.times, _counted(engine, ended), memory())
             of_epoch = {name: number for name, number in found.items() if not name.startswith(RECENT)}
             self.spans.note("epoch", of_epoch, str(ended.times.epoch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import pickle
 import shutil
 import subprocess
@@ -205,7 +206,7 @@ from salientpp.testing.graphs import random_data
 batches = iter(NeighborLoader(random_data(200, 1500), [4, 3], batch_size=16, seed=0))
 next(batches), next(batches)
 if os.fork() == 0:
-    next(batches)  # the child has no description of its loader, so it writes nothing
+    list(batches)  # the child has no description of its loader, so it writes nothing
     os._exit(0)
 os.wait()
 raise SystemExit(1)
@@ -435,3 +436,34 @@ def test_a_rank_that_cannot_write_its_spans_still_answers_the_others(tmp_path: P
     salientpp.partition(random_data(120, 900, train_fraction=0.5), 2, tmp_path / "parts", FANOUTS, 4)
     _, given = distributed.run(_leaves_early, 2, str(tmp_path / "parts"), str(tmp_path / "traces"))
     assert given > 3
+
+
+def test_a_forked_child_records_its_own_epochs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    loader = loader_of()
+    batches = iter(loader)
+    next(batches)
+    if (pid := os.fork()) == 0:
+        list(loader)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    list(batches)
+    for path in tmp_path.iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        own = f"-{pid}-" in path.name
+        assert lines[0]["log_type_name"] == "loader"
+        assert [line["event_name"] for line in lines if line["log_type_name"] == "epoch"] == ["1" if own else "0"]
+
+
+def test_a_reset_finds_the_epoch_that_was_begun_last():
+    loader = loader_of()
+    loader.set_epoch(5)
+    kept = iter(loader)
+    list(kept)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    next(batches)
+    loader.reset_stats()
+    next(batches), next(batches)
+    found = loader.metrics()
+    assert (found["epoch"], found["batches"]) == (0, 2) == (0, loader.stats().batches)
