@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from salientpp.display import Table, format_bytes
-from salientpp.report.causes import seconds, verdict_of
+from salientpp.report.causes import verdict_of
+from salientpp.report.finding import seconds
 from salientpp.report.page import (
     Chart,
     choice,

@@ -8,7 +8,8 @@ import pytest
 from traces import Times, ranks_of
 
 from salientpp.display import rounded_up
-from salientpp.report.causes import FEW, seconds, verdict_of
+from salientpp.report.causes import FEW, verdict_of
+from salientpp.report.finding import seconds
 from salientpp.report.parts import PARTS, Job, Rank, transfer_of
 
 FAST = Times()
