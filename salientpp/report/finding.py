@@ -1,4 +1,4 @@
-"""What a cause of a long epoch finds, and how its sentences and its expected epoch are made."""
+"""The finding of a cause: its sentences, and the epoch that is expected without it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from salientpp.report.parts import PARTS, Job
 
+#: Smallest share of the epoch that a finding must save. A second finding that saves this share of the first's savings is told too.
+WORTH, NEAR = 0.1, 0.7
 HALF = "; half the bytes take half the time"
 
 
@@ -22,6 +24,7 @@ class Finding:
         how: formula of ``expected``, with numbers.
         saved: seconds that the change is worth, by which findings are ordered.
         part: the part of the epoch that changes. ``after``: its seconds on each rank afterwards.
+        least: seconds that the epoch needs at least after the change, whatever else changes.
     """
 
     cause: str
@@ -33,6 +36,7 @@ class Finding:
     saved: float
     part: str
     after: Sequence[float]
+    least: float = 0.0
 
 
 def seconds(number: float) -> str:
@@ -75,14 +79,17 @@ def takes(job: Job, part: str, name: str) -> tuple[int, int | None, str]:
 
 def finding_of(
     job: Job, cause: str, part: str, rank: int | None, what: str, change: str,
-    left: Callable[[int, float], float] = lambda place, now: 0.0, more: str = "",
+    left: Callable[[int, float], float] = lambda place, now: 0.0, more: str = "", least: float = 0.0,
 ) -> Finding:  # fmt: skip
     """Returns a finding for a part that would take ``left(place, seconds now)`` on each rank. ``more`` explains these seconds."""
     after = [left(place, each[part]) for place, each in enumerate(job.parts)]
-    expected = job.expected(**{part: after})
+    alone = job.expected(**{part: after})
+    expected = min(job.seconds, max(alone, least))
     place, _ = slow_ranks(job, part)
     now, then = job.parts[place][part], after[place]
     how = f"{seconds(job.seconds)} - ({seconds(now)} - {seconds(then)} of {PARTS[part]}){more}"
-    if job.seconds - expected < 0.99 * (now - then):
-        how += f"; another rank or part then needs {seconds(expected)}"
-    return Finding(cause, rank, what, change, expected, how, job.seconds - expected, part, after)
+    if job.seconds - alone < 0.99 * (now - then):
+        how += f"; another rank or part then needs {seconds(alone)}"
+    if alone < expected:
+        how += f"; at least {seconds(expected)}"
+    return Finding(cause, rank, what, change, expected, how, job.seconds - expected, part, after, least)

@@ -44,11 +44,13 @@ class Rank:
     Attributes:
         numbers: numbers of the epoch, as ``loader.metrics()`` names them.
         about: description of the loader.
+        host: name of the rank's host; empty if unknown.
     """
 
     number: int
     numbers: Mapping[str, float]
     about: Mapping[str, Any]
+    host: str = ""
 
     def of(self, name: str) -> float:
         return float(self.numbers.get(name, 0.0))
@@ -56,6 +58,14 @@ class Rank:
     @property
     def batches(self) -> int:
         return int(self.of("batches"))
+
+    @property
+    def listed(self) -> int | None:
+        """Number of batches that a whole epoch has on this rank, if it is known."""
+        listed = self.about.get("batches_by_rank") or []
+        if len(listed) == 1:  # of this process
+            return int(listed[0])
+        return int(listed[self.number]) if self.number < len(listed) else None
 
     @property
     def is_alone(self) -> bool:
@@ -104,6 +114,30 @@ class Job:
     def slowest(self) -> int:
         """Place of the rank whose own work takes longest: the epoch takes as long as this rank needs."""
         return max(range(len(self.ranks)), key=lambda place: self.own[place])
+
+    def cores_of(self, place: int) -> float | None:
+        """Returns the cores of a rank, if they are known. Ranks on one host share its cores."""
+        cores, host = self.ranks[place].about.get("cores"), self.ranks[place].host
+        if not cores:
+            return None
+        return float(cores) / (sum(rank.host == host for rank in self.ranks) if host else 1)
+
+    @cached_property
+    def least(self) -> float:
+        """Seconds that the epoch needs at least on its cores, however many threads work; 0 if no cores are known.
+
+        Counts each loop and each thread as the work of one core.
+        """
+        work: dict[str, float] = {}
+        for place, (rank, parts) in enumerate(zip(self.ranks, self.parts)):
+            if (cores := self.cores_of(place)) is not None:
+                busy = parts["train"] + parts["transform"] + parts["assemble"]
+                busy += rank.of("work.draw.seconds") or parts["sample"]
+                busy += rank.of("work.gather.seconds") or parts["rows"]
+                host = rank.host or str(place)
+                sharing = sum(each.host == rank.host for each in self.ranks) if rank.host else 1
+                work[host] = work.get(host, 0.0) + busy / (cores * sharing)
+        return max(work.values(), default=0.0)
 
     def on_others(self, part: str, place: int) -> float:
         """Median of a part over all ranks except the one at ``place``; 0 if there are no others."""
