@@ -63,7 +63,9 @@ def test_options_choose_the_epoch_the_loader_and_the_batches(capsys, folder):
     assert run(capsys, "report", *words)[0] == 0
     found = json.loads((folder / "r.json").read_text())
     assert found["epoch"] == 0 and {span["at"] for span in found["timeline"]["spans"]} == {2, 3, 4}
-    assert run(capsys, "report", "trace", "--loader", 1)[1].startswith("An epoch of 3 batches a rank is too short for a sure answer")
+    assert run(capsys, "report", "trace", "--loader", 1)[1].startswith(
+        "An epoch of 3 batches a rank is too short for a sure answer"
+    )
 
 
 @pytest.mark.parametrize(
