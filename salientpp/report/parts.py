@@ -37,6 +37,14 @@ _ROUNDS = ("ask_sizes", "ask_lists", "draw_for_others", "answer_sizes", "answer_
 _ALONE = {"sample", "gather_host_rows", "assemble"}
 
 
+def batches_listed(about: Mapping[str, Any], rank: int) -> int | None:
+    """Returns the number of batches that a whole epoch has on a rank, if a description of the loader has it."""
+    listed = about.get("batches_by_rank") or []
+    if len(listed) == 1:  # of this process
+        return int(listed[0])
+    return int(listed[rank]) if rank < len(listed) else None
+
+
 @dataclass(frozen=True)
 class Rank:
     """One rank in one epoch.
@@ -62,10 +70,7 @@ class Rank:
     @property
     def listed(self) -> int | None:
         """Number of batches that a whole epoch has on this rank, if it is known."""
-        listed = self.about.get("batches_by_rank") or []
-        if len(listed) == 1:  # of this process
-            return int(listed[0])
-        return int(listed[self.number]) if self.number < len(listed) else None
+        return batches_listed(self.about, self.number)
 
     @property
     def is_alone(self) -> bool:

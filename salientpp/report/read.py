@@ -15,37 +15,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from salientpp.report.damage import AGAIN, check_about, check_moment, check_numbers, epoch_of, milliseconds
+from salientpp.report.parts import batches_listed
+from salientpp.report.sums import Span, numbers_of_spans
+
 #: Names of files of records: rank, host, process, and number of the loader in its process.
 _NAME = re.compile(r"loader\.global_rank_(\d+)\.(.+)-(\d+)-(\d+)\.jsonl")
-VARIABLE = "SALIENTPP_TRACE_DIR"
-_AGAIN = f"train again with {VARIABLE}=DIR in the environment of every rank"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Time that one rank spent on one batch.
-
-    Attributes:
-        name: a stage, or 'next', 'train', 'transform', 'draw', 'gather' or 'peers'.
-        track: 'main', or the name of a thread.
-        batch: number of the batch in its epoch.
-        start: seconds since 1970, by the clock of the rank's host.
-    """
-
-    name: str
-    track: str
-    batch: int
-    start: float
-    seconds: float
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Numbers of one epoch on one rank, and the bytes of the file that hold its spans."""
+    """Numbers of one epoch on one rank.
+
+    Attributes:
+        place: the bytes of the file that hold its spans.
+        is_whole: False if the process ended within the epoch. Its numbers are then sums of its spans.
+        is_left_early: True if the loop left the epoch before its last batch.
+        every: mean distance of the batches whose spans were recorded; 1 if ``is_whole``.
+    """
 
     numbers: Mapping[str, float]
     place: tuple[int, int]
     is_whole: bool = True
+    is_left_early: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -95,16 +88,12 @@ class Run:
     def of_epoch(self, number: int | None = None) -> tuple[int, list[Log]]:
         """Returns an epoch's number, and the logs that have this epoch.
 
-        Without ``number``, takes the last epoch that all ranks have finished. If there is none, takes the last that most ranks have.
+        Without ``number``, takes the last epoch that all ranks have finished, if possible one that no loop has left early. If there is none, takes
+        the last that most ranks have.
 
         Raises:
             ValueError: no rank has this epoch.
         """
-
-        def finished(each: int) -> tuple[bool, int, int]:
-            found = [log.epochs[each] for log in self.logs if each in log.epochs]
-            return len(found) == len(self.logs) and all(epoch.is_whole for epoch in found), len(found), each
-
         known = self.epochs
         if not known or (number is not None and number not in known):
             words = f"epoch {' or '.join(map(str, known))}" if known else "at least one epoch"
@@ -112,8 +101,20 @@ class Run:
                 f"{number}; choose another --epoch" if known else "none; iterate the loader, or choose another --loader"
             )
             raise ValueError(f"{self.folder}: expected {words} of loader {self.loader}, got {given}")
-        chosen = max(known, key=finished) if number is None else number
+        chosen = max(known, key=lambda each: (*self._finished(each), each)) if number is None else number
         return chosen, [log for log in self.logs if chosen in log.epochs]
+
+    def _finished(self, number: int) -> tuple[bool, bool, int]:
+        """Says whether all ranks have a complete epoch, whether all have ended it, and how many have begun it."""
+        found = [log.epochs[number] for log in self.logs if number in log.epochs]
+        has_ended = len(found) == len(self.logs) and all(epoch.is_whole for epoch in found)
+        return has_ended and not any(epoch.is_left_early for epoch in found), has_ended, len(found)
+
+    def like(self, number: int) -> list[int]:
+        """Returns the epochs after the first that all ranks have finished as completely as this one; this one alone if there are no others."""
+        wanted = self._finished(number)
+        found = [each for each in self.epochs[1:] if self._finished(each) == wanted and wanted[1]]
+        return found if number in found else [number]
 
 
 def read_run(folder: Path, loader: int | None = None) -> Run:
@@ -127,10 +128,10 @@ def read_run(folder: Path, loader: int | None = None) -> Run:
         OSError: a file cannot be read.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: expected a directory with records of a run, got no directory; {_AGAIN}")
+        raise ValueError(f"{folder}: expected a directory with records of a run, got no directory; {AGAIN}")
     paths = [path for path in sorted(folder.iterdir()) if _NAME.fullmatch(path.name)]
     if not paths:
-        raise ValueError(f"{folder}: expected files loader.global_rank_*.jsonl, got none; {_AGAIN}")
+        raise ValueError(f"{folder}: expected files loader.global_rank_*.jsonl, got none; {AGAIN}")
     logs, notes = [], []
     for path in paths:
         log = _read_log(path)
@@ -139,7 +140,7 @@ def read_run(folder: Path, loader: int | None = None) -> Run:
         else:
             logs.append(log)
     if not logs:
-        raise ValueError(f"{folder}: expected records, got {len(paths)} files without a whole line; {_AGAIN}")
+        raise ValueError(f"{folder}: expected records, got {len(paths)} files without a whole line; {AGAIN}")
     seconds: dict[int, float] = {}
     for log in logs:
         spent = sum(epoch.numbers.get("seconds", 0.0) for epoch in log.epochs.values())
@@ -163,22 +164,39 @@ def _latest_run(logs: Sequence[Log]) -> tuple[list[Log], int, list[str]]:
     """
     in_order = sorted(logs, key=lambda log: log.started)
     latest = in_order[-1]
-    ranks = int(latest.about.get("ranks", 1))
+    ranks = int(latest.about.get("ranks") or 1)
+    alike = [log for log in in_order if (log.about.get("ranks") or 1) == ranks]
     # A log that ended before the latest began is of an earlier run. A minute allows for clocks that differ.
-    found = {
-        log.rank: log for log in in_order if log.about.get("ranks", 1) == ranks and log.ended > latest.started - 60
-    }
+    found = {log.rank: log for log in alike if log.ended > latest.started - 60}
+    found = {rank: log for rank, log in found.items() if not _is_earlier(log, found, alike)}
     notes = []
-    if len(found) < len(logs):
-        notes.append(f"{len(logs) - len(found)} files of earlier runs were left aside; use one directory for each run.")
-    missing = sorted(set(range(ranks)) - set(found))
+    if left := len(logs) - len(found):
+        words = "1 file of an earlier run was" if left == 1 else f"{left} files of earlier runs were"
+        notes.append(f"{words} left aside; use one directory for each run.")
+    missing = [rank for rank in range(ranks) if rank not in found]
     if missing:
         notes.append(f"Records of {_words_of_ranks(missing)} are missing: the directory may be on another host.")
+    if beyond := [rank for rank in sorted(found) if rank >= ranks]:
+        notes.append(f"There are records of {_words_of_ranks(beyond)}, though the run says that it had {ranks} ranks.")
     return [found[rank] for rank in sorted(found)], ranks, notes
 
 
-def _words_of_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def _is_earlier(log: Log, found: Mapping[int, Log], logs: Sequence[Log]) -> bool:
+    """True if a log is of an earlier run, of which another rank has a log that began at nearly the same time."""
+
+    def is_nearer(older: Log) -> bool:
+        chosen = found.get(older.rank)
+        if chosen is None or chosen is older or older.rank == log.rank or older.started >= chosen.started:
+            return False
+        is_before = log.started < older.ended
+        return is_before and abs(log.started - older.started) < abs(log.started - chosen.started)
+
+    return any(map(is_nearer, logs))
+
+
+def _words_of_ranks(ranks: Sequence[int], most: int = 10) -> str:
+    more = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 
 
 def _whole_lines(path: Path, first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -205,12 +223,13 @@ _FIELDS: Mapping[str, Any] = {
 def _record(path: Path, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict) and all(isinstance(record.get(name), kinds) for name, kinds in _FIELDS.items()):
+        check_moment(path, record)
         return record
     shown = line[:60].decode(errors="replace").strip()
-    raise ValueError(f"{path}: expected a record of a loader on each line, got {shown!r}; remove the file, or {_AGAIN}")
+    raise ValueError(f"{path}: expected a record of a loader on each line, got {shown!r}; remove the file, or {AGAIN}")
 
 
 def _read_log(path: Path) -> Log | None:
@@ -219,6 +238,7 @@ def _read_log(path: Path) -> Log | None:
     assert matched is not None  # the caller has chosen such files
     about: dict[str, Any] | None = None
     epochs: dict[int, Epoch] = {}
+    rank, host, _, loader = matched.groups()
     started, begin, end, has_spans, line = 0.0, 0, 0, False, b""
     for end, line in _whole_lines(path):
         if about is not None and b'"instant"' not in line:
@@ -230,11 +250,13 @@ def _read_log(path: Path) -> Log | None:
             if record["log_type_name"] != "loader":
                 kind = record["log_type_name"]
                 raise ValueError(f"{path}: expected a description of a loader on line 1, got {kind!r}; remove the file")
+            check_about(path, context)
             about, started, begin = context, record["time_us"] / 1e6, end
         elif record["log_type_name"] == "epoch":
             text = str(record.get("event_name") or context.get("epoch"))
-            number = int(text) if text.isdecimal() else len(epochs)
-            epochs[number] = Epoch(_numbers(context), (begin, end))
+            number, numbers = epoch_of(path, text), _numbers(path, context)
+            is_left = _is_left_early(path, (begin, end), numbers, batches_listed(about, int(rank)))
+            epochs[len(epochs) if number is None else number] = Epoch(numbers, (begin, end), is_left_early=is_left)
             begin, has_spans = end, False
         else:
             has_spans = True
@@ -242,16 +264,23 @@ def _read_log(path: Path) -> Log | None:
         return None
     if has_spans:
         # The process ended within this epoch, whose numbers are sums of its spans.
-        numbers = _numbers_of(list(_spans(path, (begin, end))))
+        numbers, every = numbers_of_spans(list(_spans(path, (begin, end))))
         if numbers["batches"]:
             number = max(epochs) + 1 if epochs else 0
-            epochs[number] = Epoch(numbers, (begin, end), is_whole=False)
-    rank, host, _, loader = matched.groups()
+            epochs[number] = Epoch(numbers, (begin, end), is_whole=False, every=every)
     ended = _record(path, line)["time_us"] / 1e6
     return Log(path, int(rank), host, int(loader), about, started, ended, epochs)
 
 
-def _numbers(context: Mapping[str, Any]) -> dict[str, float]:
+def _is_left_early(path: Path, place: tuple[int, int], numbers: Mapping[str, float], listed: int | None) -> bool:
+    """True if an epoch has fewer batches than listed, and began with its first batch rather than in its middle."""
+    if listed is None or numbers.get("batches", 0) >= listed:
+        return False
+    return next((span.batch for span in _spans(path, place, "next") if span.name == "next"), 0) == 0
+
+
+def _numbers(path: Path, context: Mapping[str, Any]) -> dict[str, float]:
+    check_numbers(path, context)
     return {name: value for name, value in context.items() if isinstance(value, (int, float)) and math.isfinite(value)}
 
 
@@ -278,32 +307,7 @@ def _spans(
         record = _record(path, line)
         kind, value = record["log_type_name"], record.get("value")
         if record.get("log_type") == "event" and kind.endswith("_end") and isinstance(value, (int, float)):
-            seconds = value / 1e3
+            seconds = milliseconds(path, value) / 1e3
             start = record["time_us"] / 1e6 - seconds
             track, batch = str(record.get("task_name") or "main"), int(record.get("step") or 0)
             yield Span(kind.removesuffix("_end"), track, batch, start, seconds)
-
-
-#: Names of spans whose sums have other names among the numbers of an epoch than those of stages.
-_SUMS = {
-    "next": "wait.seconds",
-    "train": "step.seconds",
-    "transform": "transform.seconds",
-    "peers": "peers.seconds",
-    "draw": "work.draw.seconds",
-    "gather": "work.gather.seconds",
-}
-
-
-def _numbers_of(spans: Sequence[Span]) -> dict[str, float]:
-    """Returns those numbers of an epoch that its spans determine."""
-    found = dict.fromkeys(_SUMS.values(), 0.0)
-    for span in spans:
-        name = _SUMS.get(span.name, f"stage.{span.name}.seconds")
-        found[name] = found.get(name, 0.0) + span.seconds
-    found["stage.assemble.seconds"] = found.get("stage.assemble.seconds", 0.0) + found["transform.seconds"]
-    asked = [span for span in spans if span.name == "next"]
-    begun = min((span.start for span in asked), default=0.0)
-    seconds = max((span.start + span.seconds for span in asked), default=0.0) - begun
-    share = found["wait.seconds"] / seconds if seconds > 0 else 0.0
-    return found | {"batches": len(asked), "seconds": seconds, "wait.share": share}

@@ -5,11 +5,11 @@ The page is drawn from the same numbers that ``--json`` writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from salientpp.display import Table, format_bytes
-from salientpp.report.causes import verdict_of
+from salientpp.report.causes import FEW, verdict_of
 from salientpp.report.finding import seconds
 from salientpp.report.page import (
     Chart,
@@ -25,7 +25,8 @@ from salientpp.report.page import (
     tips,
 )
 from salientpp.report.parts import PARTS, Job, Rank
-from salientpp.report.read import Run
+from salientpp.report.read import Log, Run
+from salientpp.report.sums import mean_of, words_of_epochs
 from salientpp.report.timeline import COLOURS, timeline_of
 
 #: Tiers that hold a row, the nearest first, and their colours.
@@ -57,23 +58,24 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
         ValueError: no rank has this epoch, or no rank has these batches.
     """
     number, logs = run.of_epoch(epoch)
-    ranks = [Rank(log.rank, log.epochs[number].numbers, log.about) for log in logs]
+    most = max(log.epochs[number].numbers.get("batches", 0) for log in logs)
+    pooled = run.like(number) if epoch is None and most < FEW else [number]
+    ranks = [
+        Rank(log.rank, mean_of([log.epochs[each].numbers for each in pooled]), log.about, log.host) for log in logs
+    ]
     job = Job.of(ranks)
-    verdict = verdict_of(job)
-    notes = [*run.notes]
-    if unfinished := [str(log.rank) for log in logs if not log.epochs[number].is_whole]:
+    verdict = verdict_of(job, len(pooled))
+    notes = [*run.notes, *_notes(run, number, logs)]
+    if len(pooled) > 1:
         notes.append(
-            f"Epoch {number} was not finished on rank {', '.join(unfinished)}: its numbers are sums of its spans."
+            f"An epoch has few batches, so numbers are means over epochs {words_of_epochs(pooled)}. The timeline shows epoch {number}."
         )
-    if without := [str(log.rank) for log in run.logs if number not in log.epochs]:
-        notes.append(f"Rank {', '.join(without)} has no records of epoch {number}.")
-    if number == 0 and len(run.epochs) == 1:
-        notes.append("This is the first epoch, in which files are read into memory and models are compiled.")
     return {
         "schema": 1,
         "folder": str(run.folder),
         "loader": run.loader,
         "epoch": number,
+        "pooled": pooled,
         "seconds": job.seconds,
         "verdict": {"sentences": [*verdict.sentences], "findings": [vars(finding) for finding in verdict.findings]},
         "ranks": [
@@ -107,10 +109,38 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
     }
 
 
+def _notes(run: Run, number: int, logs: Sequence[Log]) -> Iterator[str]:
+    """Yields what the records of an epoch lack."""
+    epochs = {log.rank: log.epochs[number] for log in logs}
+    if unfinished := [rank for rank, epoch in epochs.items() if not epoch.is_whole]:
+        every = max(epochs[rank].every for rank in unfinished)
+        thinned = f" About one batch in {every} was recorded, and counts as {every}." if every > 1 else ""
+        yield f"Epoch {number} was not finished on rank {_listed(unfinished)}: its numbers are sums of its spans.{thinned}"
+    if early := [rank for rank, epoch in epochs.items() if epoch.is_left_early]:
+        yield f"Epoch {number} was left before its last batch on rank {_listed(early)}."
+    others = {each for log in run.logs for each, epoch in log.epochs.items() if epoch.is_left_early and each != number}
+    if others and not early:
+        yield f"Epochs that were left early are not explained: {_listed(sorted(others))}."
+    if without := [log.rank for log in run.logs if number not in log.epochs]:
+        yield f"Rank {_listed(without)} has no records of epoch {number}."
+    if number == 0 and len(run.epochs) == 1:
+        yield "This is the first epoch, in which files are read into memory and models are compiled."
+
+
+def _listed(numbers: Sequence[int], most: int = 20) -> str:
+    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
+
+
+def _epoch(numbers: dict[str, Any]) -> str:
+    """Names the epochs that a report explains."""
+    pooled = numbers["pooled"]
+    return f"Epoch {numbers['epoch']}" if len(pooled) == 1 else f"Mean of epochs {words_of_epochs(pooled)}"
+
+
 def words(numbers: dict[str, Any]) -> list[str]:
     """Returns the answer and its reasons, as lines for a terminal."""
     verdict = numbers["verdict"]
-    where = f"Epoch {numbers['epoch']} of loader {numbers['loader']}: {_ranks(len(numbers['ranks']))}, {seconds(numbers['seconds'])}."
+    where = f"{_epoch(numbers)} of loader {numbers['loader']}: {_ranks(len(numbers['ranks']))}, {seconds(numbers['seconds'])}."
     others = [each for each in verdict["findings"] if each["what"] not in verdict["sentences"]]
     lines = [" ".join(verdict["sentences"]), where]
     lines += [f"Also: {each['what']} {each['change']}" for each in others[1:] if each["expected"] is not None]
@@ -120,7 +150,7 @@ def words(numbers: dict[str, Any]) -> list[str]:
 def run_page(numbers: dict[str, Any]) -> bytes:
     """Returns the page of a run."""
     ranks = numbers["ranks"]
-    title = f"Epoch {numbers['epoch']} of {ranks[0]['about'].get('class', 'a loader')} on {_ranks(len(ranks))}"
+    title = f"{_epoch(numbers)} of {ranks[0]['about'].get('class', 'a loader')} on {_ranks(len(ranks))}"
     named = [each["rank"] for each in numbers["verdict"]["findings"] if each["rank"] is not None]
     slowest = next(iter(named), ranks[0]["rank"])
     sections = [

@@ -8,7 +8,7 @@ import pytest
 from traces import BEGIN, Times, made, write
 
 from salientpp.report.read import read_run, spans_of
-from salientpp.report.run_page import numbers_of
+from salientpp.report.run_page import numbers_of, words
 
 TWO = [Times(batches=12), Times(batches=12, transform=0.1)]
 
@@ -151,11 +151,105 @@ def test_a_damaged_span_is_refused_where_it_is_read(tmp_path):
 
 
 def test_a_folder_without_records_is_refused(tmp_path):
-    for folder, words in ((tmp_path, "expected files loader.global_rank_"), (tmp_path / "no", "got no directory")):
-        with pytest.raises(ValueError, match=f"{words}.*SALIENTPP_TRACE_DIR=DIR in the environment of every rank"):
+    for folder, text in ((tmp_path, "expected files loader.global_rank_"), (tmp_path / "no", "got no directory")):
+        with pytest.raises(ValueError, match=f"{text}.*SALIENTPP_TRACE_DIR=DIR in the environment of every rank"):
             read_run(folder)
     write(tmp_path, TWO)
     with pytest.raises(ValueError, match="expected one of the loaders 0, got 7; choose another --loader"):
         read_run(tmp_path, 7)
     with pytest.raises(ValueError, match="expected epoch 0 or 1 of loader 0, got 5; choose another --epoch"):
         read_run(tmp_path).of_epoch(5)
+
+
+def changed(path, change):
+    """Writes the lines of a file again, each as ``change`` returns it; without a line for which it returns None."""
+    records = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records if record is not None))
+
+
+@pytest.mark.parametrize("every", [(1,), (4,), (1, 2, 8)])
+def test_batches_that_were_not_recorded_count_in_an_unfinished_epoch(tmp_path, every):
+    """A loader with short batches records one of some batches, and changes their distance while the epoch runs."""
+    first, _ = write(tmp_path, [Times(batches=96, transform=0.05)] * 2, epochs=1)
+    whole = read_run(tmp_path).logs[0].epochs[0].numbers
+
+    def thinned(record):
+        step = record["step"]
+        is_left_out = record["log_type"] == "event" and step % every[step * len(every) // 96]
+        return None if is_left_out or record["log_type_name"] == "epoch" else record
+
+    changed(first, thinned)
+    epoch = read_run(tmp_path).logs[0].epochs[0]
+    last = 96 - every[-1]  # the last recorded batch
+    assert not epoch.is_whole and epoch.numbers["batches"] == last + 1
+    for name in ("seconds", "wait.seconds", "step.seconds", "transform.seconds", "stage.sample.seconds"):
+        assert epoch.numbers[name] == pytest.approx(whole[name] * (last + 1) / 96, rel=0.02), name
+    (note,) = [note for note in numbers_of(read_run(tmp_path))["notes"] if "not finished" in note]
+    assert note.endswith("About one batch in 4 was recorded, and counts as 4.") == (every == (4,))
+
+
+def test_an_epoch_that_was_left_early_is_not_taken_for_a_whole_one(tmp_path):
+    paths = write(tmp_path, TWO, epochs=3)
+
+    def left(record):
+        if record["event_name"] == "2":
+            record["context"]["batches"] = 5
+        return record
+
+    changed(paths[0], left)
+    run = read_run(tmp_path)
+    assert run.of_epoch()[0] == 1 and [log.epochs[2].is_left_early for log in run.logs] == [True, False]
+    assert numbers_of(run)["notes"] == ["Epochs that were left early are not explained: 2."]
+    of_two = numbers_of(run, 2)
+    assert of_two["notes"] == ["Epoch 2 was left before its last batch on rank 0."]
+    assert not any(finding["cause"] == "uneven" for finding in of_two["verdict"]["findings"])
+
+
+def test_an_epoch_that_began_in_its_middle_was_not_left_early(tmp_path):
+    for path in write(tmp_path, TWO, epochs=1):
+
+        def resumed(record):
+            if record["log_type_name"] == "epoch":
+                record["context"]["batches"] = 5
+            return None if record["log_type"] == "event" and record["step"] < 7 else record
+
+        changed(path, resumed)
+    assert not any(log.epochs[0].is_left_early for log in read_run(tmp_path).logs)
+
+
+def test_short_epochs_are_explained_together(tmp_path):
+    write(tmp_path, [Times(batches=7, transform=0.3), Times(batches=7)], epochs=4)
+    numbers = numbers_of(read_run(tmp_path))
+    assert (numbers["epoch"], numbers["pooled"]) == (3, [1, 2, 3])
+    assert numbers["verdict"]["sentences"][0].startswith("Rank 0 is the slowest: its `transform` takes 0.3 s of 0.3")
+    assert numbers["ranks"][0]["batches"] == 7 and sum(numbers["ranks"][0]["parts"].values()) == pytest.approx(
+        numbers["ranks"][0]["seconds"]
+    )
+    assert (
+        "An epoch has few batches, so numbers are means over epochs 1 to 3. The timeline shows epoch 3."
+        in numbers["notes"]
+    )
+    assert words(numbers)[1].startswith("Mean of epochs 1 to 3 of loader 0: 2 ranks, ")
+    one = numbers_of(read_run(tmp_path), 3)
+    assert one["pooled"] == [3] and "is probably `transform`" in one["verdict"]["sentences"][0]
+
+
+def test_two_short_epochs_are_not_enough(tmp_path):
+    write(tmp_path, [Times(batches=7)] * 2, epochs=2)  # the first also reads files
+    numbers = numbers_of(read_run(tmp_path))
+    assert numbers["pooled"] == [1] and "too short for a sure answer" in numbers["verdict"]["sentences"][0]
+    write(tmp_path, [Times(batches=40)] * 2, epochs=3)
+    assert numbers_of(read_run(tmp_path))["pooled"] == [2]
+
+
+def test_ranks_of_two_runs_soon_after_each_other_are_not_mixed(tmp_path):
+    """The second run begins while the first may still have ended by the clock of another host, and only rank 0 wrote records here."""
+    write(tmp_path, TWO, epochs=1, pid=90, begin=BEGIN - 30)
+    _, second = write(tmp_path, TWO, epochs=1)
+    assert len(read_run(tmp_path).logs) == 2
+    second.unlink()
+    run = read_run(tmp_path)
+    assert [(log.rank, log.started) for log in run.logs] == [(0, BEGIN)]
+    assert run.notes[0] == "2 files of earlier runs were left aside; use one directory for each run."
+    next(tmp_path.glob("*global_rank_1.*")).unlink()
+    assert read_run(tmp_path).notes[0] == "1 file of an earlier run was left aside; use one directory for each run."
