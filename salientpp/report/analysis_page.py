@@ -96,7 +96,7 @@ def _over_caches(volumes: list[dict[str, Any]]) -> str:
         "mark": {"type": "line", "point": {"size": 60, "filled": True}},
         "encoding": {
             "x": {"field": "alpha", "type": "quantitative", "title": "size of the cache, α", "scale": {"type": "sqrt"}},
-            "y": {"field": "amount", "type": "quantitative", "title": None, "axis": {"format": ",.4~g"}, "scale": {"zero": False}},
+            "y": {"field": "amount", "type": "quantitative", "title": None, "axis": {"format": ",.4~g"}},
             "color": colour_by("policy", colours),
             "tooltip": tips(
                 policy="policy", alpha="α", rows="rows:,.0f", share="share:.1%", MB="MB:,.4~g", cache="MB of the cache:,.4~g", type="type"

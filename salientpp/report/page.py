@@ -38,9 +38,9 @@ figure{margin:.6em 0}.chart,.chart.vega-embed{display:flex;flex-direction:column
 .chart svg :is(.role-axis-grid,.role-axis-domain,.role-axis-tick) line{stroke:var(--line)!important}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.88rem;padding:0;margin:.3em 0;list-style:none}
 .legend i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.35em}
-.vega-bindings{order:-1;display:flex;flex-wrap:wrap;gap:6px 16px;margin:.3em 0}.vega-bind{font-size:.9rem}
+.vega-bindings{order:-1;display:flex;flex-wrap:wrap;gap:6px 16px;margin:.3em 0}.vega-bind{font-size:.9rem;max-width:100%}
 .vega-bind-name{margin-right:.4em;color:var(--dim)}.vega-bind :is(input,select){font:inherit;color:inherit;background:var(--box);
-border:1px solid var(--line);border-radius:4px;padding:2px 6px;max-width:60vw}
+border:1px solid var(--line);border-radius:4px;padding:2px 6px;max-width:100%}
 #vg-tooltip-element{background:var(--box)!important;color:var(--text)!important;border:1px solid var(--line)!important;font:13px/1.4 system-ui!important}
 #vg-tooltip-element td{border:0;padding:1px 6px}#vg-tooltip-element td.key{color:var(--dim)!important}
 @media print{*{print-color-adjust:exact}body{max-width:none;padding:0}.lead{border:1px solid var(--mark)}figure,tr{break-inside:avoid}h2,h3{break-after:avoid}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from salientpp.analysis.plan_report import CAUSES, shown, words_of_bytes
@@ -9,6 +10,8 @@ from salientpp.analysis.plan_result import Planned
 from salientpp.display import Table, format_bytes
 from salientpp.report.page import Chart, choice, colour_by, colours_of, page, section, shown_blocks, stacked_bars, tips
 
+#: Words that state the seconds of an epoch.
+_EPOCH = re.compile(r"An epoch takes ([\d.,e+-]+) s")
 BEST = "the best of each memory"
 
 
@@ -18,13 +21,45 @@ def plan_page(planned: Planned) -> bytes:
     predictions = [_point(each) for each in found["predictions"]]
     best = found["recommended"]
     blocks = shown(planned)
-    answer = [block for block in blocks if isinstance(block, str) and block.startswith(("Recommended: ", "Cheapest: "))]
+    texts = [block for block in blocks if isinstance(block, str)]
+    told = [text for text in texts if text.startswith(("Recommended: ", "Cheapest: "))]
+    notes = [text for text in texts if text.startswith("Note: ")]
+    answer = [*(_EPOCH.sub(_about, text) for text in told), _savings(planned), *notes]
     sections = [
         section("Expected epoch", _epochs(predictions, best)),
         section("Memory of a host", _memory(predictions, best)),
-        section("Tables", *shown_blocks([block for block in blocks if block not in answer])),
+        section("Tables", *shown_blocks([block for block in blocks if block not in told + notes])),
     ]
     return page(f"Plan for {found['dataset']}", answer, sections)
+
+
+def _about(found: re.Match[str]) -> str:
+    """Writes the seconds of an epoch as an estimate."""
+    return f"An epoch takes about {_short(float(found[1].replace(',', '')))} s"
+
+
+def _short(number: float) -> str:
+    """Writes a number with two digits, or all digits of a larger whole number."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
+
+
+def _savings(planned: Planned) -> str:
+    """Says how much memory the recommended combination needs, and what it saves against the smallest memory."""
+    best = planned.recommended
+    needed = f"A host needs {format_bytes(best.host_bytes)} of memory for it."
+    least = min(
+        (each for each in planned.chosen if each.hosts == best.hosts),
+        key=lambda each: (each.budget + each.device_budget, each.seconds),
+    )
+    if least is best:
+        return f"{needed} Of the given memories, it is the smallest."
+    memory = f"With {words_of_bytes(least.budget)} for copies" if least.budget else "Without memory for copies"
+    memory += f" and {words_of_bytes(least.device_budget)} of each device" if least.device_budget else ""
+    saved = 1 - best.seconds / least.seconds if least.seconds else 0.0
+    return (
+        f"{needed} {memory}, the smallest of the given memories, a host needs {format_bytes(least.host_bytes)}, "
+        f"and an epoch takes about {_short(least.seconds)} s: the recommended memory saves {saved:.0%} of it."
+    )
 
 
 def _point(prediction: dict[str, Any]) -> dict[str, Any]:
