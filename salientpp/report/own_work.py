@@ -56,8 +56,8 @@ def _by_threads(job: Job, cause: str, part: str, place: int, named: int | None, 
             on_cores += ", and more if the training step keeps several cores busy"
     change = f"Use `num_workers={enough}` instead of {workers}, {where}."
     threads = f"{enough} threads need" if enough > 1 else "1 thread needs"
-    each = f" each for {seconds(work)}" if enough > 1 else ""
-    more = f"; {threads} {seconds(work / enough)}{each} of work{on_cores}"
+    each = f"each for {seconds(work)} of work" if enough > 1 else "for this work"
+    more = f"; {threads} {seconds(work / enough)} {each}{on_cores}"
     return finding_of(job, cause, part, named, what, change, more=more, least=max(job.least, work / enough))
 
 

@@ -250,7 +250,7 @@ def test_no_more_threads_are_advised_than_a_rank_has_cores():
 
 def test_one_thread_is_one():
     alone = Rank(0, ALONE | {"seconds": 20, "step.seconds": 14}, {"num_workers": 0, "cores": 8})
-    assert "; 1 thread needs 5.5 s of work" in verdict_of(Job.of([alone])).findings[0].how
+    assert "; 1 thread needs 5.5 s for this work" in verdict_of(Job.of([alone])).findings[0].how
 
 
 @pytest.mark.parametrize(
