@@ -28,7 +28,7 @@ FANOUTS, BATCH, SLOW = [4, 3], 16, 0.12
 
 
 class SlowRows(TensorRows):
-    """Rows of a slow source: each request takes a while."""
+    """Rows of a slow disk: each request takes a while."""
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
         time.sleep(SLOW)
@@ -104,7 +104,7 @@ def test_a_slow_row_source_of_one_rank(narrow: str, tmp_path: Path):
     text, finding = answer(tmp_path)
     assert finding["cause"] == "rows" and finding["rank"] == 1
     assert seconds_in(text, r"Rank 1 is the slowest: taking feature rows takes TIME of") >= 0.9 * SLOW
-    assert "make its `take` faster" in text and "`read_ahead" not in text  # rows of no file
+    assert "`read_ahead" in text and "copy-to-disk" in text, "the rows lie in a file of the directory"
 
 
 def test_a_slow_training_step(narrow: str, tmp_path: Path):
