@@ -111,9 +111,6 @@ class SpanFile(Trace):
     def __reduce__(self) -> tuple[Any, ...]:
         return SpanFile, (str(self._folder), self._rank)  # a copy of a loader has its own file
 
-    def __deepcopy__(self, memo: Any) -> SpanFile:
-        return SpanFile(self._folder, self._rank)
-
     def add(self, track: str, index: int, started: float, ended: float) -> None:
         if not self.is_begun or index % self.every:
             return

@@ -233,14 +233,14 @@ class Measured:
             if token is None or self._open is not token:
                 return
             self._open, epoch = None, self._epoch
-        ended = epoch._replace(counted=_counted(engine, epoch))
+        counted = _counted(engine, epoch)
         with self._lock:
             if self._epoch is epoch:  # otherwise another thread has begun one
-                self._set(ended)
+                self._set(epoch._replace(counted=counted))
         if self.spans is not None and self._forks == forks():  # an epoch of the parent is not the child's to record
-            found = metrics_of(engine, ended.times, _counted(engine, ended), memory())
+            found = metrics_of(engine, epoch.times, counted, memory())
             of_epoch = {name: number for name, number in found.items() if not name.startswith(RECENT)}
-            self.spans.note("epoch", of_epoch, str(ended.times.epoch))
+            self.spans.note("epoch", of_epoch, str(epoch.times.epoch))
 
     def _set(self, epoch: _Measuring) -> None:
         self._epoch, self.last = epoch, (-math.inf, {})
@@ -260,9 +260,8 @@ class Measured:
         while True:
             epoch = self._epoch
             found = metrics_of(engine, epoch.times, _counted(engine, epoch), memory())
-            if (
-                epoch is self._epoch
-            ):  # otherwise another thread has begun or ended an epoch, whose numbers may be among these
+            # Otherwise another thread has begun or ended an epoch, whose numbers may be among these.
+            if epoch is self._epoch:
                 self.last = time.perf_counter(), found
                 return found.copy()
 
