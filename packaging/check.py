@@ -15,7 +15,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_BYTES = 2_000_000
+#: Compressed bytes of the binary, and of a whole wheel. A binary with its symbols takes 20 times as much.
+MOST_BYTES_OF_BINARY, MOST_BYTES = 1_000_000, 2_500_000
 MOST_GLIBC = 34  # of 2.x: Debian 12, Ubuntu 22.04, RHEL 9 and later
 NEEDED = {"libtorch_cpu.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"}  # and the loader on x86-64
 #: Systems for aarch64 may have pages of 64 KiB. A segment that is aligned to less cannot be loaded there.
@@ -73,7 +74,7 @@ def check_wheel(path: Path) -> tuple[str, Extension]:
         )
     if path.stat().st_size > MOST_BYTES:
         raise Fault(
-            f"{path.name}: expected at most {MOST_BYTES:,} bytes, got {path.stat().st_size:,}; does it carry symbols or a library?"
+            f"{path.name}: expected at most {MOST_BYTES:,} bytes, got {path.stat().st_size:,}; does it carry data or a library?"
         )
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
@@ -81,6 +82,10 @@ def check_wheel(path: Path) -> tuple[str, Extension]:
         if binaries != {EXTENSION}:
             raise Fault(
                 f"{path.name}: expected one binary, {EXTENSION}, got {sorted(binaries)}; exclude libraries of other packages"
+            )
+        if (size := wheel.getinfo(EXTENSION).compress_size) > MOST_BYTES_OF_BINARY:
+            raise Fault(
+                f"{path.name}: expected at most {MOST_BYTES_OF_BINARY:,} compressed bytes of {EXTENSION}, got {size:,}; does it carry symbols?"
             )
         for name in ("salientpp/py.typed", "salientpp/_C.pyi"):
             if name not in names:
