@@ -9,6 +9,7 @@ that were started in the child do not have this problem, so parallel work runs i
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import os
@@ -28,7 +29,7 @@ class _Owner(Protocol):
 
 
 _forks = 0
-_thread = threading.local()
+_of_thread = threading.local()
 _owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
 _connections: dict[int, int] = {}  # descriptor -> inode of the socket
 
@@ -45,13 +46,13 @@ def after_fork(owner: _Owner) -> None:
 
 def may_compute_in_parallel() -> bool:
     """True if the calling thread has a working OpenMP. In a forked child, the thread that existed before the fork may not have one."""
-    return not getattr(_thread, "was_forked", False)
+    return not getattr(_of_thread, "was_forked", False)
 
 
 def _in_child() -> None:
     global _forks
     _forks += 1
-    _thread.was_forked = True
+    _of_thread.was_forked = True
     _close_connections()
     for owner in list(_owners):
         owner._after_fork()
@@ -64,8 +65,8 @@ if hasattr(os, "register_at_fork"):
 # --- locks ------------------------------------------------------------------------------------------------
 
 
-class Lock:
-    """A reentrant lock.
+class Lock(_thread.RLock):  # type: ignore[misc]  # final for typeshed, but not in any Python
+    """A reentrant lock. It inherits the class in C, because methods in Python would take ten times as long.
 
     Attributes:
         interrupted: True if this process was forked while another thread held the lock. The guarded data may then be inconsistent.
@@ -73,21 +74,15 @@ class Lock:
 
     def __init__(self) -> None:
         self.interrupted = False
-        self._lock = threading.RLock()
         after_fork(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     def _after_fork(self) -> None:
         # The thread that called fork continues in the child, and releases the locks that it holds. The other threads do not exist in the child.
-        if not self._lock.acquire(blocking=False):
-            self._lock, self.interrupted = threading.RLock(), True
+        if not self.acquire(blocking=False):
+            self._at_fork_reinit()  # type: ignore[attr-defined]
+            self.interrupted = True
         else:
-            self._lock.release()
+            self.release()
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()

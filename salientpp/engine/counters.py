@@ -1,17 +1,20 @@
-"""Counts what an engine's epochs did, and for how long its threads worked and waited."""
+"""Counts what an engine's epochs did, and for how long its threads worked and waited. Counting a batch takes no lock."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from salientpp.engine.trace import Trace
 from salientpp.processes import Lock
 
 #: Number of batches whose single times an epoch keeps, for percentiles. An epoch may have no end.
-_MOST_TIMES = 2**12
+MOST_TIMES = 2**12
 
 
 class _OfThread(threading.local):
@@ -23,7 +26,7 @@ class _OfThread(threading.local):
 
 
 class Work:
-    """Seconds that the threads of an engine spent on each kind of work: 'draw', 'gather' and 'transform'.
+    """Seconds that the threads of an engine spent: in each stage of the pipeline, and on 'draw', 'gather' and 'transform'.
 
     Each thread has its own numbers, so that counting needs no lock.
 
@@ -40,8 +43,15 @@ class Work:
     def add(self, kind: str, seconds: float) -> None:
         self._own.seconds[kind] += seconds
 
+    def take(self, seconds: dict[str, float]) -> None:
+        """Adds the seconds of each kind, and sets them to 0."""
+        own = self._own.seconds
+        for kind, spent in seconds.items():
+            own[kind] += spent
+            seconds[kind] = 0.0
+
     @property
-    def seconds(self) -> dict[str, float]:
+    def seconds(self) -> defaultdict[str, float]:
         """Seconds of all threads together, by kind."""
         with self._lock:
             found = self._ended.copy()
@@ -54,7 +64,7 @@ class Work:
                 for kind, spent in seconds.copy().items():
                     for total in to:
                         total[kind] += spent
-            return dict(found)
+            return found
 
     def reset(self) -> None:
         with self._lock:
@@ -65,91 +75,138 @@ class Work:
         return Work, (self.seconds,)
 
 
-@dataclass
+class Delivered(NamedTuple):
+    """Batches that were delivered, and the time around them.
+
+    Attributes:
+        batches, seeds: batches, and seeds in them.
+        seconds_waiting: time between the requests for batches and their delivery.
+        seconds_in_steps: time between a delivery and the next request of the same epoch, in which the caller trains.
+    """
+
+    batches: int = 0
+    seeds: int = 0
+    seconds_waiting: float = 0.0
+    seconds_in_steps: float = 0.0
+
+
 class EpochTimes:
-    """Times at which the batches of one epoch were requested and delivered, from ``time.perf_counter``.
+    """Times at which the batches of one epoch were requested and delivered. Only one thread at a time adds batches; any thread reads.
+
+    Code that runs once per batch finds the processor's caches cold. So a batch only appends to ``log``, and numbers are computed when they are read.
+
+    Args:
+        trace: receives a span 'next' for each batch, and a span 'train' for the time before the next request; None: none.
 
     Attributes:
         epoch: number of the epoch.
-        trace: receives a span 'next' for each batch, and a span 'train' for the time before the next request; None: none.
-        batches, seeds: batches delivered, and seeds in them.
-        seconds_waiting: time between the requests for batches and their delivery.
-        seconds_in_steps: time between a delivery and the next request, in which the caller trains.
-        index: number of the last batch; -1 before the first.
-        begun: time of the first request; None before it.
-        ended: time of the last delivery.
-        single: (requested, delivered, number of seeds) of the last batches.
+        log: for each batch the times of its request and of its delivery, from ``time.perf_counter``, and the number of its seeds.
+        index: number of the last batch that the trace received; -1 before the first.
     """
 
-    epoch: int
-    trace: Trace | None = None
-    batches: int = 0
-    seeds: int = 0
-    seconds_waiting: float = 0.0
-    seconds_in_steps: float = 0.0
-    index: int = -1
-    begun: float | None = None
-    ended: float = 0.0
-    single: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=_MOST_TIMES))
+    def __init__(self, epoch: int, trace: Trace | None = None) -> None:
+        self.epoch, self.trace, self.index = epoch, trace, -1
+        self._lock = Lock()  # held while the log is replaced
+        self._start_log(Delivered(), None, array("d"))
 
-    def count(self, index: int, requested: float, delivered: float, seeds: int) -> None:
-        if self.begun is None:
-            self.begun = requested
-        else:
-            self.seconds_in_steps += max(0.0, requested - self.ended)  # several threads may have requested batches
-        if self.trace is not None:
-            if self.batches and self.index % self.trace.every == 0:
-                self.trace.add("train", self.index, self.ended, requested)
-            if index % self.trace.every == 0:
-                self.trace.add("next", index, requested, delivered)
+    def _start_log(self, before: Delivered, ended: float | None, log: array[float]) -> None:
+        # What was delivered before the log, the time of the last of these deliveries, and the log. Replaced as a whole, so that reading takes no lock.
+        self._state, self.log = (before, ended, log), log
+
+    def shorten(self) -> None:
+        """Forgets the single times of all but the last batches. Called now and then, because an epoch may have no end."""
+        with self._lock:
+            before, ended, log = self._state
+            if (kept := len(log) - 3 * MOST_TIMES) > 0:
+                self._start_log(_total(before, *_differences(log[:kept], ended)), log[kept - 2], log[kept:])
+
+    def trace_last(self, index: int) -> None:
+        """Writes the spans of the batch that was added last, which is batch ``index``."""
+        trace, log = self.trace, self.log
+        if trace is not None and log:
+            if len(log) > 3 and self.index % trace.every == 0:
+                trace.add("train", self.index, log[-5], log[-3])
+            if index % trace.every == 0:
+                trace.add("next", index, log[-3], log[-2])
         self.index = index
-        self.batches += 1
-        self.seeds += seeds
-        self.seconds_waiting += delivered - requested
-        self.ended = delivered
-        self.single.append((requested, delivered, seeds))
+
+    @property
+    def delivered(self) -> Delivered:
+        """What was delivered since the epoch began, or since the last reset in it."""
+        before, ended, log = self._state
+        return _total(before, *_differences(log[:], ended))  # a copy, because an array that numpy reads cannot grow
+
+    def last(self, number: int = MOST_TIMES) -> tuple[Delivered, np.ndarray, np.ndarray]:
+        """Returns what the last batches were, at most ``number``; their times of waiting; and the times of the steps between them."""
+        waits, steps, seeds = _differences(self._state[2][-3 * number :], None)
+        return _total(Delivered(), waits, steps, seeds), waits, steps
+
+    def reset(self) -> None:
+        with self._lock:
+            self._start_log(Delivered(), None, array("d"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "trace": None}  # a copy adds no batches
 
 
-@dataclass
+def _differences(log: array[float], ended: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the times of waiting, of the steps between batches, and the numbers of seeds. ``ended`` is the time of the delivery before the first."""
+    requested, delivered, seeds = np.array(log).reshape(-1, 3).T
+    before = delivered[:-1] if ended is None else np.array([ended, *delivered[:-1]])
+    steps = requested[len(requested) - len(before) :] - before
+    return delivered - requested, np.maximum(steps, 0.0), seeds  # several threads may have requested batches
+
+
+def _total(before: Delivered, waits: np.ndarray, steps: np.ndarray, seeds: np.ndarray) -> Delivered:
+    return _sum(before, Delivered(len(waits), int(seeds.sum()), float(waits.sum()), float(steps.sum())))
+
+
 class Counters:
-    """Statistics of an engine's epochs.
+    """Counts what all epochs of an engine delivered.
+
+    Args:
+        past: of epochs that have ended.
 
     Attributes:
-        lock: guards the numbers, because several threads may each drive an epoch.
-        batches, seeds: batches delivered, and seeds in them.
-        seconds_waiting: total time between the requests for batches and their delivery.
-        seconds_in_steps: total time between a delivery and the next request of the same epoch.
-        seconds_by_stage: time that the thread which drives the pipeline spent in each stage.
-        times: times of the epoch that was begun last.
+        times: of the epoch that was begun last.
         failure: error that occurred while an epoch answered the other ranks in the background.
     """
 
-    lock: Lock
-    batches: int = 0
-    seeds: int = 0
-    seconds_waiting: float = 0.0
-    seconds_in_steps: float = 0.0
-    seconds_by_stage: dict[str, float] = field(default_factory=dict)
-    times: EpochTimes = field(default_factory=lambda: EpochTimes(0))
-    failure: BaseException | None = None
+    def __init__(self, past: Delivered | None = None) -> None:
+        self._lock = Lock()
+        # What ended epochs delivered, and the epochs that go on. Replaced as a whole, so that reading takes no lock.
+        self._state: tuple[Delivered, tuple[EpochTimes, ...]] = past or Delivered(), ()
+        self.times = EpochTimes(0)
+        self.failure: BaseException | None = None
 
-    def reset(self, stages: Iterable[str]) -> None:
-        with self.lock:
-            self.batches = self.seeds = 0
-            self.seconds_waiting = self.seconds_in_steps = 0.0
-            self.seconds_by_stage = dict.fromkeys(stages, 0.0)
+    def begin(self, times: EpochTimes) -> None:
+        with self._lock:
+            past, epochs = self._state
+            self._state, self.times = (past, (*epochs, times)), times
 
-    def count_batch(self, times: EpochTimes, index: int, requested: float, delivered: float, seeds: int) -> None:
-        """Counts batch ``index`` of an epoch."""
-        with self.lock:
-            step = times.seconds_in_steps
-            times.count(index, requested, delivered, seeds)
-            self.batches += 1
-            self.seeds += seeds
-            self.seconds_waiting += delivered - requested
-            self.seconds_in_steps += times.seconds_in_steps - step
+    def end(self, times: EpochTimes) -> None:
+        """Says that an epoch counts no more batches."""
+        with self._lock:
+            past, epochs = self._state
+            if times in epochs:
+                self._state = _sum(past, times.delivered), tuple(each for each in epochs if each is not times)
 
-    def count_stages(self, seconds: Mapping[str, float]) -> None:
-        with self.lock:
-            for name, spent in seconds.items():
-                self.seconds_by_stage[name] += spent
+    @property
+    def delivered(self) -> Delivered:
+        """What was delivered since the engine was made, or since the last reset."""
+        past, epochs = self._state
+        return _sum(past, *(times.delivered for times in epochs))
+
+    def reset(self) -> None:
+        with self._lock:
+            epochs = self._state[1]
+            self._state = Delivered(), epochs
+            for times in (*epochs, self.times):
+                times.reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Counters, (self.delivered,)
+
+
+def _sum(*parts: Delivered) -> Delivered:
+    return Delivered._make(map(sum, zip(*parts)))

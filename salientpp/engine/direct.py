@@ -16,7 +16,6 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
-from salientpp.engine.counters import Work
 from salientpp.engine.pipeline import StageError
 from salientpp.engine.request import Request
 from salientpp.engine.stages import Finished, current_rows
@@ -26,7 +25,7 @@ from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: to construct it would take longer
 class Made:
     """A complete batch that a sampling thread has made, with what is needed to notice later changes of the data.
 
@@ -35,6 +34,7 @@ class Made:
         rows, places: the gathered rows, and their places by vertex type. Empty if the user's code made the batch.
         contents: contents of the data when the batch was made. None: the data cannot change.
         seconds: time spent in gather_host_rows and in assemble.
+        seconds_drawing: time spent before.
     """
 
     index: int
@@ -44,15 +44,15 @@ class Made:
     places: Mapping[str | None, Places] = field(default_factory=dict)
     contents: Contents | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
+    seconds_drawing: float = 0.0
 
 
 @dataclass
 class BatchMaker:
-    """Makes complete batches of one loader, without the pipeline. ``work`` receives the seconds that threads spend."""
+    """Makes complete batches of one loader, without the pipeline."""
 
     fetch: Fetch
     builder: BatchBuilder
-    work: Work
     trace: Trace | None = None
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Made:
@@ -76,8 +76,10 @@ class BatchMaker:
         built = time.perf_counter()
         with in_stage("assemble", index, self.trace):
             batch = self.builder.finish(batch)
-        self.work.add("gather", gathered - started)
         return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
+
+    def count_draw(self, made: Made, seconds: float) -> None:
+        made.seconds_drawing = seconds - sum(made.seconds)
 
     def as_it_is_now(self, made: Made) -> Data | HeteroData:
         """Returns the batch. If the data has changed since the batch was made, builds it again, with those gathered rows that are still current."""
@@ -99,7 +101,7 @@ class Direct:
 
     def __init__(self, maker: BatchMaker, is_ahead: bool) -> None:
         self._maker, self._is_ahead = maker, is_ahead
-        self.seconds = {"sample": 0.0, "gather_host_rows": 0.0, "assemble": 0.0}
+        self.seconds = dict.fromkeys(("sample", "gather_host_rows", "assemble", "draw", "gather"), 0.0)
         self.failure: StageError | None = None
 
     def tick(self, request: Request | None = None) -> Finished | None:
@@ -125,12 +127,14 @@ class Direct:
             if isinstance(error, Exception):
                 raise failure from error
             raise
-        spent = time.perf_counter() - started
+        spent, seconds = time.perf_counter() - started, self.seconds
+        gather, assemble = made.seconds
         if not self._is_ahead:  # otherwise another thread spent that time, and this one only waited
-            gather, assemble = made.seconds
-            self.seconds["gather_host_rows"] += gather
-            self.seconds["assemble"] += assemble
+            seconds["gather_host_rows"] += gather
+            seconds["assemble"] += assemble
             spent -= gather + assemble
-        self.seconds["sample"] += spent
+        seconds["sample"] += spent
+        seconds["draw"] += made.seconds_drawing
+        seconds["gather"] += gather
         self._maker.fetch.count(made.places)
         return Finished(request.index, batch, False, False)

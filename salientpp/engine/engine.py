@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.counters import Counters, EpochTimes
+from salientpp.engine.counters import Counters
 from salientpp.engine.direct import Direct
 from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
@@ -47,7 +47,7 @@ class Engine:
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
         self.basis, self.ways = basis, list(ways)
         self.producer = Producer(basis, self.ways)
-        self.counters = Counters(self.producer.fetch.counting)
+        self.counters = Counters()
         self.lock = Lock()
         self._topology = self.producer.builder.held  # contents of the data that the graph was read from
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -85,7 +85,7 @@ class Engine:
                     way.begin_epoch()
                 self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
                 self._runs.add(run)
-                self.counters.times = run.times
+                self.counters.begin(run.times)
         if begun is not None:
             begun(run)
         run.leave_if_done()
@@ -185,13 +185,7 @@ class Engine:
         self.producer.work.reset()
         self.basis.comm.seconds_waited = 0.0
         self.basis.source.exchange.reset_traffic()
-        self.counters.reset(self.producer.stage_names)
-        last = self.counters.times
-        self.counters.times = EpochTimes(last.epoch)
-        for run in self._runs:
-            times, run.times = run.times, EpochTimes(run.times.epoch, run.times.trace)
-            if times is last:
-                self.counters.times = run.times
+        self.counters.reset()
         for way in self.ways:
             way.reset_counts()
 

@@ -22,7 +22,7 @@ from salientpp.engine.request import Attendance, Request
 from salientpp.engine.stages import BatchStages, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
-from salientpp.processes import Threads, Undone, completed, forks, may_compute_in_parallel
+from salientpp.processes import Threads, Undone, completed, forks, lazy, may_compute_in_parallel
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
@@ -97,7 +97,7 @@ class Producer:
         gather = Threads(1, "salientpp-gather")
         self.work = Work()
         self.stages = BatchStages(self.fetch, self.builder, gather.submit, self.work, basis.device, self.ways)
-        self.maker = BatchMaker(self.fetch, self.builder, self.work)
+        self.maker = BatchMaker(self.fetch, self.builder)
         self.workers = SamplingWorkers(basis.num_workers, source.drawing, basis.transform_sampler_output)
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)
@@ -126,7 +126,7 @@ class Producer:
         wait = [[Stage("begin_to_wait", self.stages.begin_to_wait, "host")]] if self.waits else []
         return [*self._rounds, *wait]
 
-    @property
+    @lazy
     def stage_names(self) -> list[str]:
         """Names of all stages of the pipeline, in order."""
         return [stage.name for run in (*self._drawing, self.stages.list()) for stage in run]

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NoReturn
 from torch_geometric.data import Data
 from typing_extensions import Self
 
-from salientpp.engine.counters import Counters, EpochTimes
+from salientpp.engine.counters import MOST_TIMES, Counters, EpochTimes
 from salientpp.engine.epochs import TurnsOfEpoch
 from salientpp.engine.pipeline import Pipeline, StageError
 from salientpp.engine.producer import ByHand, Producer
@@ -162,25 +162,30 @@ class Run:
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._turns.drop(self.reached.batches)
-        self._counters.count_batch(self.times, self.reached.batches - 1, started, time.perf_counter(), turn.num_seeds)
+        times = self.times
+        times.log.extend((started, time.perf_counter(), turn.num_seeds))
+        if times.trace is not None:
+            times.trace_last(self.reached.batches - 1)
+        if self.reached.batches % MOST_TIMES == 0:
+            times.shorten()
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
         """Returns the batch after the user's ``transform``, whose time and errors count as those of the last stage."""
         if self._finish is None:  # no stage: the thread that answers other ranks runs none of the user's code
             return batch
-        stage, started = LAST_STAGE, time.perf_counter()
+        started = time.perf_counter()
         try:
             with traced(self.times.trace, "transform", finished.index):
                 batch = self._finish(batch)
         except BaseException as error:
-            self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
+            self._failure = StageError.of(error, self._comm.rank, finished.index, LAST_STAGE)
             self._comm.report_failure(str(self._failure))
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        self._counters.count_stages({stage: (spent := time.perf_counter() - started)})
-        self._producer.work.add("transform", spent)
+        spent = time.perf_counter() - started
+        self._producer.work.take({LAST_STAGE: spent, "transform": spent})
         return batch
 
     @outside_inference
@@ -198,8 +203,7 @@ class Run:
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
-        self._counters.count_stages(self._pipeline.seconds)
-        self._pipeline.seconds.update(dict.fromkeys(self._pipeline.seconds, 0.0))
+        self._producer.work.take(self._pipeline.seconds)
         self._all_left |= finished is not None and finished.all_left
         return finished
 
@@ -263,6 +267,7 @@ class Run:
             if self._left:
                 return
             self._left = self._attendance.has_left = True
+            self._counters.end(self.times)
             if self._comm.is_inherited:
                 return
             ended, self.on_end = self.on_end, None

@@ -18,6 +18,7 @@ from salientpp.engine.drawing.choose import method_of
 from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.seeds import Seeds
 from salientpp.graph.from_pyg import count_vertices
+from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
@@ -99,7 +100,7 @@ class BatchSource:
         types = dict.fromkeys(type_ for type_, _ in self.exchanged)
         return [type_ for type_ in types if self.books[type_].num_parts > 1]
 
-    @property
+    @lazy
     def row_bytes(self) -> dict[str | None, int]:
         """Bytes on the wire of all columns that a sampled vertex gets, per vertex type."""
         return {

@@ -33,7 +33,7 @@ VARIABLE = "SALIENTPP_TRACE_DIR"
 _MOST_WAITING, _SECONDS = 4096, 1.0
 
 #: Share of the time that spans may take, and the seconds in which one is recorded before it is written.
-_MOST_COST, _SPAN_SECONDS = 0.02, 1.2e-6
+_MOST_COST, _SPAN_SECONDS = 0.01, 1.2e-6
 
 #: Fewest spans from which their cost is judged, and the largest distance of recorded batches.
 _FEWEST, _MOST_EVERY = 256, 1024
@@ -53,7 +53,7 @@ _files: weakref.WeakSet[SpanFile] = weakref.WeakSet()
 class SpanFile(Trace):
     """Trace that is written to a file while the epochs run. A failing disk ends the file, and not the training.
 
-    If batches are so short that this would take more than 2 % of the time, only every second, fourth, ... batch is written.
+    If batches are so short that this would take more than 1 % of the time, only every second, fourth, ... batch is written.
 
     Args:
         folder: folder of the file. It is created.

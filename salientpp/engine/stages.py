@@ -210,6 +210,9 @@ class BatchStages:
         batch = fetch.own.pin(batch)
         return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
 
+    def count_draw(self, _: object, seconds: float) -> None:
+        self.work.add("draw", seconds)
+
     def begin_to_wait(self, request: Request) -> Request:
         """Tells the ways which rows a batch needs, to plan ahead, and sets it aside while later batches are drawn."""
         sampled = self._drawn(request)

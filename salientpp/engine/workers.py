@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from salientpp.engine.counters import Work
 from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.trace import WORKER, Trace, traced
 from salientpp.processes import Lock, Task, Threads, Undone, after_fork
@@ -25,16 +24,14 @@ from salientpp.sampling.topology import Mfg
 
 
 class Maker(Protocol):
-    """Turns a sampled batch into the object that a sampling thread delivers.
-
-    Attributes:
-        work: receives the seconds that threads spend.
-    """
+    """Turns a sampled batch into the object that a sampling thread delivers."""
 
     trace: Trace | None
-    work: Work
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Any: ...
+
+    def count_draw(self, made: Any, seconds: float) -> None:
+        """Counts the time in which a thread drew a batch, and made it if it is complete."""
 
 
 class SamplingWorkers:
@@ -82,13 +79,13 @@ class SamplingWorkers:
         return function(*args)
 
     def _work(self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
-        num_seeds = sum(positions.numel() for positions, _ in pieces)
+        num_seeds = pieces[0][0].numel() if len(pieces) == 1 else sum(positions.numel() for positions, _ in pieces)
         started = time.perf_counter()
-        with traced(maker.trace, f"{WORKER}{threading.current_thread().name}", index):
+        track = "" if maker.trace is None else f"{WORKER}{threading.current_thread().name}"
+        with traced(maker.trace, track, index):
             finish = partial(self._prepare_drawn, index, num_seeds, maker)
             result = self._drawing.begin(pieces, (epoch, index), finish)
-        # A complete batch says how long its rows were gathered and its attributes were put together.
-        maker.work.add("draw", time.perf_counter() - started - sum(getattr(result, "seconds", ())))
+        maker.count_draw(result, time.perf_counter() - started)
         return result
 
     def _prepare_drawn(self, index: int, num_seeds: int, maker: Maker, mfg: Any) -> Any:

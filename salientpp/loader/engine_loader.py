@@ -275,10 +275,13 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         Args:
             all_ranks: also compare the ranks. Collective: every rank calls this method at the same place of its script.
             max_age: seconds for which the numbers of an earlier call are returned again. So every step may call this method.
+
+        Returns:
+            A dictionary that cannot be changed, because later calls may return it again. ``{**loader.metrics(), "loss": loss}`` is a new one.
         """
         made, found = self._measured.last
         if found and not all_ranks and time.perf_counter() - made <= max_age:
-            return found.copy()
+            return found
         found = self._measured.metrics(self.engine, self.memory_used)
         return found | self._measured.comparison(self.engine.basis.comm, found) if all_ranks else found
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
-from salientpp.engine.counters import EpochTimes
+import numpy as np
+
+from salientpp.engine.counters import Delivered, EpochTimes
 from salientpp.engine.engine import Engine
 from salientpp.engine.run import Run
 from salientpp.engine.spans import SpanFile
@@ -111,13 +112,10 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
         memory: bytes by kind.
     """
     comm = engine.basis.comm
-    with engine.counters.lock:
-        recent = list(times.single)[-NUM_RECENT:]
-        found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size, **numbers_of(times)}
-    last = EpochTimes(times.epoch)
-    for index, each in enumerate(recent):
-        last.count(index, *each)
-    found |= {RECENT + name: number for name, number in numbers_of(last).items()}
+    found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size}
+    _, *all_times = times.last()
+    found |= numbers_of(times.delivered, *all_times)
+    found |= {RECENT + name: number for name, number in numbers_of(*times.last(NUM_RECENT)).items()}
     seconds = found["seconds"]
     stages = ("sample", "gather_host_rows", "assemble") if engine.producer.is_local else counted.seconds_by_stage
     for name in stages:
@@ -138,24 +136,20 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
     return found | {f"memory.{kind}": number for kind, number in memory.items()}
 
 
-def numbers_of(times: EpochTimes) -> dict[str, float]:
-    """Returns the numbers that follow from when batches were requested and delivered."""
-    seconds = times.ended - times.begun if times.begun is not None else 0.0
-    found: dict[str, float] = {"batches": times.batches, "seeds": times.seeds, "seconds": seconds}
-    found["batches_per_second"], found["seeds_per_second"] = (
-        _share(times.batches, seconds),
-        _share(times.seeds, seconds),
-    )
-    found |= {"wait.seconds": times.seconds_waiting, "wait.share": _share(times.seconds_waiting, seconds)}
-    waits = sorted(delivered - requested for requested, delivered, _ in times.single)
-    steps = sorted(later[0] - earlier[1] for earlier, later in pairwise(times.single))
-    found |= {f"wait.p{percent}": _percentile(waits, percent) for percent in (50, 95, 99)}
-    return found | {"step.seconds": times.seconds_in_steps, "step.p50": max(0.0, _percentile(steps, 50))}
+def numbers_of(of: Delivered, waits: np.ndarray, steps: np.ndarray) -> dict[str, float]:
+    """Returns the numbers of delivered batches, with percentiles of the times of waiting and of the steps between them."""
+    seconds = of.seconds_waiting + of.seconds_in_steps
+    found: dict[str, float] = {"batches": of.batches, "seeds": of.seeds, "seconds": seconds}
+    found |= {"batches_per_second": _share(of.batches, seconds), "seeds_per_second": _share(of.seeds, seconds)}
+    found |= {"wait.seconds": of.seconds_waiting, "wait.share": _share(of.seconds_waiting, seconds)}
+    ordered = np.sort(waits)
+    found |= {f"wait.p{percent}": _percentile(ordered, percent) for percent in (50, 95, 99)}
+    return found | {"step.seconds": of.seconds_in_steps, "step.p50": _percentile(np.sort(steps), 50)}
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float:
+def _percentile(ordered: np.ndarray, percent: int) -> float:
     """Returns the nearest-rank percentile of numbers in ascending order; 0 without numbers."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
+    return float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)]) if len(ordered) else 0.0
 
 
 def _share(part: float, whole: float) -> float:
@@ -186,18 +180,36 @@ def compare_ranks(comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+class Numbers(dict[str, float]):
+    """Dictionary that several calls return, so it cannot be changed. To copy it would take 1 % of a small batch's time."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "later calls of metrics() return this dictionary again, so it cannot be changed; change a copy, dict(loader.metrics())"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, float]]]:
+        return dict, (dict(self),)
+
+
 class _Measuring(NamedTuple):
     """An epoch that is measured.
 
     Attributes:
-        before: statistics when it began; None: of a new loader.
+        before, after: statistics when it began and ended. None: those of a new loader, and the present ones.
         times: times of its batches.
-        counted: what was counted in it, once it has ended.
     """
 
     before: LoaderStats | None
     times: EpochTimes
-    counted: LoaderStats | None = None
+    after: LoaderStats | None = None
+
+    def counted(self, engine: Engine) -> LoaderStats:
+        """Returns what was counted in the epoch, until now or until its end."""
+        after = self.after or LoaderStats.of(engine)
+        return after if self.before is None else after.since(self.before)
 
 
 class Measured:
@@ -212,7 +224,7 @@ class Measured:
 
     def __init__(self, spans: SpanFile | None = None) -> None:
         self.spans = spans
-        self.last: tuple[float, dict[str, float]] = (-math.inf, {})
+        self.last = -math.inf, Numbers()
         self._epoch = _Measuring(None, EpochTimes(0))
         self._open: object = None  # identifies the epoch that goes on
         self._lock = Lock()  # held while an epoch is replaced
@@ -233,17 +245,17 @@ class Measured:
             if token is None or self._open is not token:
                 return
             self._open, epoch = None, self._epoch
-        counted = _counted(engine, epoch)
+        ended = epoch._replace(after=LoaderStats.of(engine))
         with self._lock:
             if self._epoch is epoch:  # otherwise another thread has begun one
-                self._set(epoch._replace(counted=counted))
+                self._set(ended)
         if self.spans is not None and self._forks == forks():  # an epoch of the parent is not the child's to record
-            found = metrics_of(engine, epoch.times, counted, memory())
+            found = metrics_of(engine, ended.times, ended.counted(engine), memory())
             of_epoch = {name: number for name, number in found.items() if not name.startswith(RECENT)}
             self.spans.note("epoch", of_epoch, str(epoch.times.epoch))
 
     def _set(self, epoch: _Measuring) -> None:
-        self._epoch, self.last = epoch, (-math.inf, {})
+        self._epoch, self.last = epoch, (-math.inf, Numbers())
 
     def copy(self) -> Measured:
         """Returns the same for a copy of the loader, with a file of its own."""
@@ -255,26 +267,18 @@ class Measured:
         """Goes on with an epoch that has no batches yet, because the loader has reset its statistics."""
         self._set(_Measuring(None, engine.counters.times))
 
-    def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> dict[str, float]:
+    def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> Numbers:
         """Computes the numbers of :data:`METRICS` for this rank, and keeps them in ``last``."""
         while True:
             epoch = self._epoch
-            found = metrics_of(engine, epoch.times, _counted(engine, epoch), memory())
+            found = Numbers(metrics_of(engine, epoch.times, epoch.counted(engine), memory()))
             # Otherwise another thread has begun or ended an epoch, whose numbers may be among these.
             if epoch is self._epoch:
                 self.last = time.perf_counter(), found
-                return found.copy()
+                return found
 
     def comparison(self, comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
         """Returns the numbers that compare the ranks of ``comm``. Collective."""
         if self._comm is None:  # of its own, because a thread of the engine may be in a collective of an epoch
             self._comm = comm.among([*range(comm.size)])
         return compare_ranks(self._comm, own)
-
-
-def _counted(engine: Engine, epoch: _Measuring) -> LoaderStats:
-    """Returns what was counted in an epoch, until now or until its end."""
-    if epoch.counted is not None:
-        return epoch.counted
-    now = LoaderStats.of(engine)
-    return now if epoch.before is None else now.since(epoch.before)

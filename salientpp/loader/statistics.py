@@ -124,7 +124,8 @@ class LoaderStats:
     @classmethod
     def of(cls, engine: Engine) -> LoaderStats:
         """Reads the statistics of an engine."""
-        fetch, counters = engine.producer.fetch, engine.counters
+        fetch, delivered, work = engine.producer.fetch, engine.counters.delivered, engine.producer.work.seconds
+        stages = engine.producer.stage_names
         counts, traffic = fetch.counts, fetch.exchange.traffic
         received = traffic.row_bytes_received
         by_type = {
@@ -138,13 +139,13 @@ class LoaderStats:
         rows = {f"rows_{tier}": sum(of_type[tier] for of_type in by_type.values()) for tier in TIERS}
         of_ways = {name: number for way in engine.ways for name, number in way.counts().items()}
         return cls(
-            batches=counters.batches,
+            batches=delivered.batches,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             control_messages=fetch.exchange.mail.messages,
             row_messages=traffic.row_messages,
-            seconds_by_stage=dict(counters.seconds_by_stage),
-            seconds_waiting=counters.seconds_waiting,
+            seconds_by_stage={name: work.pop(name, 0.0) for name in stages},
+            seconds_waiting=delivered.seconds_waiting,
             by_type=by_type,
             **{f"expansions_{place}": number for place, number in engine.producer.workers.reads._asdict().items()},
             list_bytes_sent=traffic.list_bytes_sent,
@@ -154,10 +155,10 @@ class LoaderStats:
             bytes_from_files=of_ways.get("bytes_from_files", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
             row_bytes=engine.basis.source.row_bytes,
-            seconds_of_work=dict(engine.producer.work.seconds),
+            seconds_of_work=dict(work),
             seconds_for_peers=engine.basis.comm.seconds_waited,
-            seeds=counters.seeds,
-            seconds_in_steps=counters.seconds_in_steps,
+            seeds=delivered.seeds,
+            seconds_in_steps=delivered.seconds_in_steps,
             **rows,
         )
 

@@ -88,25 +88,42 @@ def test_recent_numbers_are_of_the_last_hundred_batches():
 def test_a_percentile_is_a_number_of_the_sorted_ones():
     times = EpochTimes(0)
     for i in range(100):
-        times.count(i, float(i), i + (i + 1) / 1000, 1)
-    found = numbers_of(times)
+        times.log.extend((i, i + (i + 1) / 1000, 1))
+    found = numbers_of(*times.last())
     assert [found[f"wait.p{p}"] for p in (50, 95, 99)] == pytest.approx([0.050, 0.095, 0.099])
 
 
 def test_an_epoch_without_end_keeps_only_its_last_times():
     times = EpochTimes(0)
     for i in range(10_000):
-        times.count(i, float(i), i + 0.5, 2)
-    assert len(times.single) == 4096 and times.batches == 10_000 and times.seeds == 20_000
-    assert times.seconds_waiting == 5000 and times.seconds_in_steps == pytest.approx(9999 * 0.5)
+        times.log.extend((i, i + 0.5, 2))
+        if i % 3000 == 0:
+            times.shorten()
+    times.shorten()
+    assert len(times.log) == 3 * 4096
+    assert times.delivered == (10_000, 20_000, 5000, 9999 * 0.5)
+    times.reset()
+    assert times.delivered == (0, 0, 0, 0)
+    for i in range(5000):
+        times.log.extend((i, i + 0.5, 2))
+    last, waits, steps = times.last()
+    assert last == (4096, 8192, 2048, 4095 * 0.5) and len(waits) == 4096 and set(steps) == {0.5}
 
 
-def test_numbers_within_their_age_are_returned_again_and_a_change_does_not_reach_the_next_call():
+def test_numbers_within_their_age_are_returned_again_and_cannot_be_changed():
     loader = loader_of()
     batches = iter(loader)
     next(batches)
     found = loader.metrics(max_age=1000)
-    found["batches"] = -1
+    for change in (
+        lambda: found.__setitem__("batches", -1), lambda: found.update(loss=1.0), lambda: found.pop("batches"), found.clear,
+        lambda: found.setdefault("loss", 1.0), found.popitem, lambda: found.__delitem__("batches"), lambda: found.__ior__({"loss": 1.0}),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"so it cannot be changed; change a copy, dict\(loader\.metrics\(\)\)"):
+            change()
+    for other in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found)), found.copy(), {**found}):
+        assert type(other) is dict and other == found
+    assert json.loads(json.dumps(found)) == found and "loss" in found | {"loss": 1.0}
     next(batches)
     assert loader.metrics(max_age=1000)["batches"] == 1
     assert loader.metrics(max_age=0)["batches"] == 2
@@ -121,6 +138,33 @@ def test_numbers_begin_again_after_reset_and_stay_in_a_copy():
     assert loader.metrics()["batches"] == 0 and loader.metrics()["rows.host"] == 0
     list(loader)
     assert loader.metrics()["batches"] == 13
+
+
+def test_a_reset_within_an_epoch_forgets_its_earlier_batches():
+    loader = loader_of()
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    loader.reset_stats()
+    assert loader.metrics()["batches"] == loader.stats().batches == loader.stats().seeds == 0
+    next(batches)
+    time.sleep(0.01)
+    assert len(list(batches)) == 7
+    found, stats = loader.metrics(), loader.stats()
+    assert found["batches"] == found[f"{RECENT}batches"] == stats.batches == 8 and found["seeds"] == stats.seeds == 120
+    assert found["wait.seconds"] == stats.seconds_waiting and 0.01 <= found["step.seconds"] == stats.seconds_in_steps
+
+
+def test_statistics_count_iterators_in_turns_and_iterators_that_are_dropped():
+    loader = loader_of()
+    one, other = iter(loader), iter(loader)
+    for _ in range(3):
+        next(one), next(other)
+    assert loader.stats().batches == 6
+    del one
+    assert loader.stats().batches == 6
+    assert len(list(other)) == 10 and loader.stats().batches == 16
+    assert copy.deepcopy(loader).stats() == copy.copy(loader).stats() == loader.stats()
 
 
 def test_an_epoch_left_early_keeps_its_numbers():
