@@ -15,12 +15,11 @@ import torch
 
 from salientpp.arguments import as_amount
 from salientpp.fullgraph.local import LocalGraph
-from salientpp.fullgraph.measure import measured_constants
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.preload import PreloadedGraph
 from salientpp.fullgraph.problem import MOST_ARCS, Constants, Costs, Decision, Problem
-from salientpp.fullgraph.trial import can_recompute, step_times
+from salientpp.fullgraph.trial import can_recompute, kernel_constants, step_times
 from salientpp.ranks.facts import check_same
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -85,7 +84,7 @@ def plan_for(
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
         costs = Costs(widths, backward, products, constants or _UNIT, itemsize)
         if constants is None and graph.ranks.size > 1:
-            costs = costs.timed(step_times(base, arguments), measured_constants(graph))
+            costs = costs.timed(step_times(base, arguments), kernel_constants(graph))
         problem = _problem(graph, costs, can_recompute(graph, arguments) and kind in ("cut", "recompute"))
         return _planned(graph, problem, kind, problem.solve(budget) if kind == "cut" else problem.pure(kind))
 

@@ -52,24 +52,6 @@ class Constants:
     kept: float = 0.0
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds that one more vertex, edge or word adds to a training step, measured on the rank with most of them. Every rank has the same values. Noise
-    may make them negative.
-
-    Attributes:
-        vertex: time of a cached vertex, with its rows at all layers.
-        edge: time of an edge into a vertex of which one layer is recomputed.
-        word: time of a fetched word, or of a word of a gradient that travels back.
-        kept: fixed extra time of a step that keeps at least one vertex of another rank.
-    """
-
-    vertex: float
-    edge: float
-    word: float
-    kept: float
-
-
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Costs of a training step, in seconds and bytes, of fetching, keeping, recomputing and summing other ranks' rows.
@@ -119,8 +101,13 @@ class Costs:
             words += sum(width for width, is_product in zip(self.widths[1:], self.products[1:]) if not is_product)
         return 2 * words * self.constants.edge
 
-    def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs fitted to timed steps. ``alone``, the time of single kernels, is a lower bound."""
+    def timed(self, times: Constants, alone: Constants) -> Costs:
+        """Returns costs fitted to timed steps.
+
+        Args:
+            times: seconds of whole items, from :func:`salientpp.fullgraph.trial.step_times`.
+            alone: the time of single kernels, a lower bound.
+        """
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge(1)),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),

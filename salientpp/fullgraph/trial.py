@@ -1,6 +1,7 @@
-"""Times training steps of a model on all ranks, to find the time of one vertex, one edge and one word from differences.
+"""Measures what a word (element of a row), an edge and a vertex cost on these machines, alone and in training steps of a model.
 
-Five kinds of steps are timed:
+All ranks measure at the same time, because they also train at the same time. The slowest rank counts. Differences between five kinds of steps give
+the costs in a step. Five kinds of steps are timed:
 
 * the plain step;
 * a step with one vertex of another rank cached;
@@ -25,16 +26,52 @@ from torch import Tensor
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.outputs import output_tensors
-from salientpp.fullgraph.problem import StepTimes
+from salientpp.fullgraph.problem import Constants
+from salientpp.fullgraph.product import Sparse, multiplied
 from salientpp.store.rows import TensorRows
-from salientpp.ways.planner.rates import wait_for_device
+from salientpp.ways.planner.rates import measure_link, seconds_of, wait_for_device
 
 #: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
+#: Rows and columns of the timed products. Seconds of a measurement of the link, and the most bytes that a rank sends in an exchange.
+_ROWS, _WIDTH = 4096, 64
+_LINK = 0.05, 4 * 2**20
 
-def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
-    """Times the five kinds of steps of a model with layout='halo'. Its gradients stay unchanged. Collective."""
+
+def measured_constants(graph: LocalGraph) -> Constants:
+    """Measures the cost of a word, an edge and a vertex on these machines. All ranks get equal values. Collective."""
+    ranks, alone = graph.ranks, kernel_constants(graph)
+    if ranks.size == 1:
+        return alone
+    link = measure_link(ranks.comm, {*range(ranks.size)} - {ranks.rank}, *_LINK).link
+    return replace(alone, word=_dtype_of(graph).itemsize / link.bytes_per_second)
+
+
+def kernel_constants(graph: LocalGraph) -> Constants:
+    """Measures an edge and a vertex in single kernels, like :func:`measured_constants`. The cost of a word is 0. Collective."""
+    ranks, draw = graph.ranks, torch.Generator().manual_seed(0)
+    rows = torch.randn(_ROWS, _WIDTH, generator=draw, device="cpu").to(ranks.device, _dtype_of(graph))
+    ends = torch.randint(_ROWS, (2, 8 * _ROWS), generator=draw, device="cpu").to(ranks.device)
+    matrix = Sparse.of(ends[0], ends[1], rows.new_ones(ends.size(1)), (_ROWS, _ROWS)).forth
+    weight = rows[:_WIDTH].clone()
+    edge = min(seconds_of(lambda: multiplied(matrix, rows), ranks.device)) / (ends.size(1) * _WIDTH)
+    vertex = min(seconds_of(lambda: rows @ weight, ranks.device)) / (_ROWS * _WIDTH * _WIDTH)
+    measured = ranks.gather_numbers("calibrate", [int(1e15 * each) for each in (edge, vertex, 0.0)])
+    return Constants(*(max(column) / 1e15 for column in zip(*measured)))
+
+
+def _dtype_of(graph: LocalGraph) -> torch.dtype:
+    return graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
+
+
+def step_times(model: DistributedModel, arguments: Sequence[Any]) -> Constants:
+    """Times the five kinds of steps of a model with layout='halo'. Its gradients stay unchanged. Collective.
+
+    Returns:
+        Seconds of whole items, for :meth:`Costs.timed`: a cached vertex with its rows at all layers, an edge into a vertex of which one layer is
+        recomputed, a word that travels in a step, and a step that keeps a vertex. Noise may make them negative.
+    """
     graph = model.graph
     half = graph.outer[::2].contiguous()
     edges_in = int(graph.others.degrees(half).sum())
@@ -76,7 +113,7 @@ def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> l
 
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
-) -> StepTimes:
+) -> Constants:
     """Computes the time of one vertex, edge and word from the five kinds of steps: seconds, and numbers of items."""
     # Other load changes slowly, so a difference within one repetition contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
@@ -84,7 +121,7 @@ def times_of(
     word = less(whole, bare) / max(1, words[whole] - words[bare])
     other = lambda a, b: less(a, b) - (words[a] - words[b]) * word  # noqa: E731
     vertex = other(half, one) / max(1, vertices[half] - vertices[one])
-    return StepTimes(
+    return Constants(
         vertex=vertex,
         edge=other(deeper, half) / max(1, edges[deeper] - edges[half]),
         word=word,

@@ -20,8 +20,8 @@ from salientpp.ranks.facts import check_same
 from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.lookahead.planner import prior_bytes
+from salientpp.ways.planner.calibrate import measure_few
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
-from salientpp.ways.planner.few import measure_few
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import MemoryPlan
 from salientpp.ways.sums.check import why_no_sums

@@ -19,7 +19,7 @@ from salientpp.fullgraph import Constants, distribute, local, loss_mean, plan_fo
 from salientpp.fullgraph import problem as problems
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.planner import _UNIT
-from salientpp.fullgraph.problem import Costs, Decision, Problem, StepTimes
+from salientpp.fullgraph.problem import Costs, Decision, Problem
 from salientpp.fullgraph.trial import _words_of, times_of, without_halo
 from salientpp.graph.csc import Graph
 from salientpp.store.target_lists import TargetLists
@@ -205,7 +205,7 @@ def test_words_of_a_timed_plan_equal_the_moved_words():
 def test_costs_reproduce_the_times_of_steps():
     costs = Costs([6, 16, 16], [False, True, True], [True, False, True], _UNIT)
     alone = Constants(edge=1e-12, vertex=1e-12, word=1.0)
-    timed = costs.timed(StepTimes(vertex=3e-4, edge=2e-5, word=7e-8, kept=0.1), alone)
+    timed = costs.timed(Constants(vertex=3e-4, edge=2e-5, word=7e-8, kept=0.1), alone)
     assert timed.constants.kept == 0.1
     assert (timed.vertex, timed.edge(1)) == pytest.approx((3e-4, 2e-5)) and timed.fetch(1) == pytest.approx(
         2 * 16 * 7e-8
@@ -213,7 +213,7 @@ def test_costs_reproduce_the_times_of_steps():
     assert timed.sum(1) == pytest.approx(timed.fetch(1) + 2 * 16 * timed.constants.edge)
     # The layer of hop 1 is no product and adds up all edges at once. A product adds them up if they are needed.
     assert (timed.edge(2), timed.edge(3)) == pytest.approx((0.0, 2 * 16 * timed.constants.edge))
-    noise = costs.timed(StepTimes(vertex=-1.0, edge=-1.0, word=-1.0, kept=-1.0), alone)
+    noise = costs.timed(Constants(vertex=-1.0, edge=-1.0, word=-1.0, kept=-1.0), alone)
     assert noise.constants == Constants(edge=1e-12, vertex=1e-12, word=0.0)
 
 
@@ -284,7 +284,7 @@ def test_values_that_a_layer_caches_from_another_graph_are_kept():
 def within(rank: int, memory: int | None) -> tuple[str, float, float]:
     part, data = local(data_of()), data_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "step_times", lambda *_: StepTimes(1e-6, 1e-8, 1e-7, 0.0))
+        patch.setattr(planner, "step_times", lambda *_: Constants(edge=1e-8, vertex=1e-6, word=1e-7))
         plan = plan_for(network("sage"), part, memory=memory)
         model = distribute(network("sage"), part, plan if memory == 0 else "auto").eval()
     begin, end = part.offsets[rank : rank + 2]

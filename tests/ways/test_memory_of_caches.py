@@ -23,7 +23,7 @@ from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Exchange
 from salientpp.vip.inclusion import inclusion_probability
 from salientpp.ways.planner import rates
-from salientpp.ways.planner.few import measure_few
+from salientpp.ways.planner.calibrate import measure_few
 
 MIB = 2**20
 

@@ -29,7 +29,7 @@ from salientpp.engine.way import Way
 from salientpp.ranks.comm import Comm
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.planner.loads import Draws, Load, TrialEpochs, measure_draws, measure_rows
-from salientpp.ways.planner.machines import Link, Machines, Step
+from salientpp.ways.planner.machines import LINKS, Link, Machines, Step
 from salientpp.ways.planner.rates import (
     largest,
     mean,
@@ -42,6 +42,10 @@ from salientpp.ways.planner.rates import (
 from salientpp.ways.sums.check import check_partial
 from salientpp.ways.sums.moved import SUMS
 from salientpp.ways.sums.way import SumsOfRows
+
+#: Seconds and bytes of short measurements while a loader is made: of cores, of a link, and of the largest exchange of a rank. The loader can then be made
+#: with little memory beside its copies.
+_BRIEF = 0.1, 0.05, 4 * 2**20
 
 #: Default and largest approximate time of all measurements, in seconds. If a batch takes a second, they take longer.
 SECONDS, MOST_SECONDS = 20.0, 3600.0
@@ -125,7 +129,8 @@ def _calibrated(
             f"every rank must have at least one batch to measure, but rank {rank} has none; choose other seeds"
         )
     basis = dataclasses.replace(basis, depth=min(basis.depth, _DEPTH))
-    machines = _rates(basis, between, _CORES * seconds)
+    found = _rates(basis, min(0.5, max(0.1, _CORES * seconds)))
+    machines = Machines(**found) if between is None else Machines(**{**found, "between": between})
     engine = Engine(basis, ())
     with _one_thread():
         trial, machines = _loading(engine, machines, number, seconds)
@@ -135,17 +140,25 @@ def _calibrated(
     return dataclasses.replace(machines, about={**_about(basis, hosts, time.perf_counter() - began), **about})
 
 
-def _rates(basis: Basis, between: Link | None, seconds: float) -> Machines:
-    """Measures cores, links and copies. Other constants have their defaults. Collective."""
+def measure_few(basis: Basis) -> Machines:
+    """Measures cores, links and copies to the device, in about half a second. The other constants are defaults. Collective; equal on all ranks.
+
+    A link that no two ranks use has its default, which is 10 Gbit/s between hosts.
+    """
+    found = _rates(basis, *_BRIEF) if basis.comm.size > 1 else {}
+    found.pop("wire", None)  # so few exchanges do not tell it
+    about = {"measured": "a few constants, when the loader was made"}
+    return Machines(**{"between": LINKS["10GbE"], **found}, about=about)
+
+
+def _rates(basis: Basis, core_seconds: float, *of_link: Any) -> dict[str, Any]:
+    """Measures cores, links and copies: constants by name. ``of_link``: limits of :func:`measure_link`. Collective."""
     comm = basis.comm
-    found: dict[str, Any] = {"cores": measure_cores(comm, min(0.5, max(0.1, seconds)))}
-    measured = measure_links(comm, basis.source.exchange.placement)
-    found |= {name: of_link.link for name, of_link in measured.items()}
-    if between is not None:
-        found["between"] = between
-    if measured:
-        found["wire"] = next(iter(measured.values())).cpu_per_byte
-    return Machines(**found, to_device=measure_copies(comm, basis.device))
+    links = measure_links(comm, basis.source.exchange.placement, *of_link)
+    found: dict[str, Any] = {name: measured.link for name, measured in links.items()}
+    if links:
+        found["wire"] = next(iter(links.values())).cpu_per_byte
+    return {**found, "cores": measure_cores(comm, core_seconds), "to_device": measure_copies(comm, basis.device)}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,8 @@ _LONG_SECONDS, _RATE_SECONDS, _FEWEST, _MOST = 0.01, 0.3, 4, 200
 #: Number of exchanges without content, and number of repetitions of each other measurement. The median counts.
 _EMPTY, _ROUNDS = 20, 3
 
-#: Bytes of a copy to the device, and number of copies.
-_COPY_BYTES, _COPIES = 64 * 2**20, 5
+#: Bytes of a copy to the device, and number of timed copies and other single actions.
+_COPY_BYTES, _REPEATS = 64 * 2**20, 5
 
 
 def gather_reals(comm: Comm, numbers: Sequence[float]) -> list[list[float]]:
@@ -178,16 +178,21 @@ def measure_copies(comm: Comm, device: torch.device) -> float:
             torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device),
             torch.zeros(_COPY_BYTES, dtype=torch.uint8, pin_memory=True, device="cpu"),
         )
-        seconds = []
-        for _ in range(1 + _COPIES):
-            wait_for_device(device)
-            began = time.perf_counter()
-            there.copy_(here, non_blocking=True)
-            wait_for_device(device)
-            seconds.append(time.perf_counter() - began)
-        rate = _COPY_BYTES / statistics.median(seconds[1:])
+        rate = _COPY_BYTES / statistics.median(seconds_of(lambda: there.copy_(here, non_blocking=True), device))
     rate = smallest(comm, rate)
     return 0.0 if math.isinf(rate) else rate
+
+
+def seconds_of(action: Callable[[], object], device: torch.device) -> list[float]:
+    """Runs ``action`` several times, after one run that is not timed. Returns the seconds of each, with the work of the device."""
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        wait_for_device(device)
+        began = time.perf_counter()
+        action()
+        wait_for_device(device)
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
 
 
 def wait_for_device(device: torch.device) -> None:
