@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from salientpp.display import UNITS
+
 
 def as_integer(value: Any) -> int | None:
     """Returns an int for an integer of Python, NumPy (also a 0-dimensional array) or torch (a 0-dimensional tensor). None for anything else."""
@@ -45,18 +47,6 @@ def as_real(value: Any) -> float | None:
 #: Bytes are counted in 64 bits.
 _MOST_BYTES = 2.0**63
 
-_UNITS = {
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
-
 
 def as_amount(value: Any) -> float | int | None:
     """Returns an amount of memory: a float in [0, 1], which is a fraction, or an int below 2^63, which is a number of bytes. None for anything else.
@@ -66,7 +56,7 @@ def as_amount(value: Any) -> float | int | None:
     """
     if isinstance(value, str):
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value)
-        amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else math.inf
+        amount = float(found[1]) * UNITS[found[2]] if found and found[2] in UNITS else math.inf
         return int(amount) if amount < _MOST_BYTES else None
     number = as_real(value)
     if number is None or not 0 <= number < _MOST_BYTES:

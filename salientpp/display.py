@@ -8,6 +8,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+#: Units of amounts of memory.
+UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
 
 @dataclass(frozen=True)
 class Table:
@@ -72,11 +85,25 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.3g} GB" if num_bytes < 999.5 else f"{num_bytes:,.0f} GB"
 
 
-def rounded_up(num_bytes: int) -> str:
-    """Returns bytes rounded up to two digits, in the form that ``memory`` takes: 13MB."""
-    exponent = max(0, len(str(num_bytes)) - 2)
-    number = -(-num_bytes // 10**exponent) * 10**exponent
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:g}{unit}"
-    return f"{number}B"
+def short(number: float) -> str:
+    """Writes a number >= 0 with three digits, or all digits before the point. Less than a millionth is the rounding of a sum."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return "0" if number < 1e-6 else f"{number:.3g}"
+
+
+def exact_bytes(num_bytes: int) -> str:
+    """Writes bytes exactly, in the form that :func:`~salientpp.arguments.as_amount` reads, as short as possible: 8GiB, 250MB, 1234B."""
+    # One digit after the point is exact if the bytes are a multiple of a tenth of the unit. ``:g`` writes five digits before it in full.
+    texts = [
+        f"{num_bytes / size:g}{unit}"
+        for unit, size in reversed(UNITS.items())
+        if num_bytes * 10 % size == 0 and num_bytes < 10**5 * size
+    ]
+    return min([*texts, f"{num_bytes}B"], key=len) if num_bytes else "0B"
+
+
+def round_up(num_bytes: float) -> int:
+    """Rounds bytes up to two digits."""
+    digits = 10 ** max(0, len(str(int(num_bytes))) - 2)
+    return -(-int(num_bytes) // digits) * digits

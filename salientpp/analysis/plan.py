@@ -22,6 +22,7 @@ from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.plan_result import ALLOWED, Prediction
 from salientpp.analysis.result import word_of_type
 from salientpp.analysis.shown import ShownPlan
+from salientpp.display import round_up
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.partitioning.options import PartitionOptions
@@ -284,7 +285,7 @@ def _predictions(
         progress.begin(f"{hosts} hosts: inclusion probabilities")
         scores = scores or kind.job.vip  # draws that agree have the same probabilities
         whole = sum(book.num_vertices * kind.widths[type_] for type_, book in kind.job.held.items())
-        budgets = budgets or sorted({_rounded(share * whole) for share in SHARES})  # of the first kind
+        budgets = budgets or sorted({round_up(share * whole) for share in SHARES})  # of the first kind
         if all(book.num_parts == 1 for book in kind.job.held.values()):
             budgets = budgets[:1]  # the host has all rows
         choices = {
@@ -416,24 +417,13 @@ def _prediction(
         device_budget=budget[1],
         ways=" + ".join(filter(None, [line.choice.words, kind.name])),
         options={**line.choice.options, **kind.options},
-        seconds=cost.seconds,
-        training=cost.training,
-        loading=cost.loading,
-        waiting=cost.waiting,
-        link=cost.link,
-        cpu=cost.cpu,
+        **{name: getattr(cost, name) for name in ("seconds", "training", "loading", "waiting", "link", "cpu")},
         steps=max(batch.number for batch in batches),
         network_bytes=moved,
         memory={**fixed, **copies},
         device_bytes=line.memory.get("device", 0),
         cost=paid,
     )
-
-
-def _rounded(number: float) -> int:
-    """Rounds a number of bytes up to two digits."""
-    digits = 10 ** max(0, len(str(int(number))) - 2)
-    return -(-int(number) // digits) * digits
 
 
 def _notes(part: Any, machines: Machines) -> Iterator[str]:

@@ -13,16 +13,10 @@ from rich.table import Table
 from salientpp.analysis.plan_result import ALIKE, Planned, Prediction
 from salientpp.analysis.report import check_matplotlib
 from salientpp.analysis.result import words_of_rows
-from salientpp.analysis.tables import simple_table
-from salientpp.display import format_bytes
+from salientpp.display import exact_bytes, format_bytes, short
+from salientpp.tables import simple_table
 from salientpp.ways.planner.choices import Choice
-from salientpp.ways.planner.result import COPIES, OTHERS
-
-#: Largest number of combinations that the second table shows; a file has all of them.
-_MOST_COMBINATIONS = 12
-
-#: Parts of an epoch, with their colours in the plot.
-CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
+from salientpp.ways.planner.result import CAUSES, COPIES, OTHERS, table_of_ways
 
 
 def shown(planned: Planned) -> list[RenderableType]:
@@ -42,7 +36,7 @@ def shown(planned: Planned) -> list[RenderableType]:
     lines.append(f"Recommended: {_words(best, planned)}")
     if (shortest := min(each.seconds for each in planned.chosen)) < best.seconds:
         lines.append(
-            f"The shortest epoch takes {_short(shortest)} s. Of all within {ALIKE * 100:g} % of it, the recommended one needs the fewest hosts, then the least "
+            f"The shortest epoch takes {short(shortest)} s. Of all within {ALIKE * 100:g} % of it, the recommended one needs the fewest hosts, then the least "
             "memory."
         )
     if planned.cheapest is not None:
@@ -55,53 +49,41 @@ def _table_of_hosts(planned: Planned) -> Table:
     """Shows the best combination for each number of hosts and each memory. The recommended line is bold."""
     columns: list[tuple[str, Any]] = [
         ("hosts", lambda each: str(each.hosts)),
-        ("copies", lambda each: words_of_bytes(each.budget)),
-        ("device", lambda each: words_of_bytes(each.device_budget)),
+        ("copies", lambda each: exact_bytes(each.budget)),
+        ("device", lambda each: exact_bytes(each.device_budget)),
         ("best ways", attrgetter("ways")),
-        ("seconds", lambda each: _short(each.seconds)),
+        ("seconds", lambda each: short(each.seconds)),
         ("network", lambda each: format_bytes(each.network_bytes)),
         ("per host", lambda each: format_bytes(each.host_bytes)),
-        ("cost", lambda each: _short(each.cost)),
+        ("cost", lambda each: short(each.cost)),
     ]
     if not any(each.device_budget for each in planned.predictions):
         columns = [column for column in columns if column[0] != "device"]
     if planned.cheapest is None:
         columns.pop()
-    return _table(
+    headings = [heading for heading, _ in columns]
+    table = simple_table(
         "Expected epoch for each number of hosts and each memory for copies of rows per host. network: bytes that all ranks receive. per host: all memory"
         + ("" if planned.cheapest is None else f". cost: {_epochs(planned)}"),
-        columns,
-        planned.chosen,
-        planned.recommended,
-        [name for name, _ in columns].index("best ways"),
+        headings,
+        ["best ways"],
+        headings.index("best ways"),
     )
+    for each in planned.chosen:
+        style = "bold" if each is planned.recommended else ""
+        table.add_row(*(cell(each) for _, cell in columns), style=style)
+    return table
 
 
 def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
     """Shows all combinations for one number of hosts and one memory."""
-    columns: list[tuple[str, Any]] = [
-        ("ways", attrgetter("ways")),
-        ("seconds", lambda each: _short(each.seconds)),
-        *((cause, lambda each, cause=cause: _short(getattr(each, cause))) for cause in CAUSES),
-        ("network", lambda each: format_bytes(each.network_bytes)),
-    ]
-    device = f" and {words_of_bytes(best.device_budget)} of the device" if best.device_budget else ""
-    return _table(
-        f"{_hosts(best.hosts)}, {words_of_bytes(best.budget)} for copies{device}: each combination. loading: time that loading adds to training. waiting: "
+    device = f" and {exact_bytes(best.device_budget)} of the device" if best.device_budget else ""
+    return table_of_ways(
+        f"{_hosts(best.hosts)}, {exact_bytes(best.budget)} for copies{device}: each combination. loading: time that loading adds to training. waiting: "
         "for the network or the device",
-        columns,
-        lines[:_MOST_COMBINATIONS],
-        best,
+        [(each.ways, each, each.network_bytes, sum(each.memory.get(name, 0) for name in COPIES)) for each in lines],
+        lines.index(best),
     )
-
-
-def _table(
-    title: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Prediction], best: Prediction, num_keys: int = 1
-) -> Table:
-    table = simple_table(title, [heading for heading, _ in columns], ("best ways", "ways"), num_keys)
-    for each in lines:
-        table.add_row(*(cell(each) for _, cell in columns), style="bold" if each is best else "")
-    return table
 
 
 def _words(each: Prediction, planned: Planned) -> str:
@@ -112,16 +94,16 @@ def _words(each: Prediction, planned: Planned) -> str:
         if name in each.memory
     )
     device = f", and {format_bytes(each.device_bytes)} of each device" if each.device_bytes else ""
-    cost = "" if each.cost is None else f", and {_epochs(planned)} costs {_short(each.cost)}"
-    budget: dict[str, Any] = {"host": words_of_bytes(each.budget)}
-    budget |= {"device": words_of_bytes(each.device_budget)} if each.device_budget else {}
+    cost = "" if each.cost is None else f", and {_epochs(planned)} costs {short(each.cost)}"
+    budget: dict[str, Any] = {"host": exact_bytes(each.budget)}
+    budget |= {"device": exact_bytes(each.device_budget)} if each.device_budget else {}
     budget |= {"allow": ["sums"]} if "partial_aggregation" in each.options else {}
     given = budget if len(budget) > 1 else budget["host"]
     options = [f"memory={given!r}".replace("'", '"')]
     chosen = Choice.OPTIONS.values()
     options += [f"{name}={value!r}" for name, value in each.options.items() if name not in chosen]
     return (
-        f"{_hosts(each.hosts)}, {each.ways}. An epoch takes {_short(each.seconds)} s{cost}. Options of the loader: {', '.join(options)}. "
+        f"{_hosts(each.hosts)}, {each.ways}. An epoch takes about {short(each.seconds)} s{cost}. Options of the loader: {', '.join(options)}. "
         f"Memory of a host: {memory}{device}."
     )
 
@@ -132,24 +114,6 @@ def _epochs(planned: Planned) -> str:
 
 def _hosts(number: int) -> str:
     return "1 host" if number == 1 else f"{number} hosts"
-
-
-def words_of_bytes(number: int) -> str:
-    """Writes a number of bytes exactly, in the form that options take: 8GiB, 250MB, 1234B."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number and number % size == 0:
-            return f"{number // size}{unit}"
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number and number * 10 % size == 0:
-            return f"{number / size:g}{unit}"
-    return f"{number}B"
-
-
-def _short(number: float) -> str:
-    """Writes a number >= 0 with three digits."""
-    if number >= 100:
-        return f"{number:,.0f}"
-    return "0" if number < 1e-6 else f"{number:.3g}"
 
 
 def plot(planned: Planned, kind: str) -> bytes:
@@ -176,9 +140,9 @@ def plot(planned: Planned, kind: str) -> bytes:
         heights = [getattr(each, cause) for each in chosen]
         axes.bar(places, heights, 0.8, bottom=bottom, label=cause, color=colour)
         bottom = [low + height for low, height in zip(bottom, heights)]
-    labels = [f"{each.hosts} × {words_of_bytes(each.budget)}" for each in chosen]
+    labels = [f"{each.hosts} × {exact_bytes(each.budget)}" for each in chosen]
     if any(each.device_budget for each in chosen):
-        labels = [f"{label}, {words_of_bytes(each.device_budget)}" for label, each in zip(labels, chosen)]
+        labels = [f"{label}, {exact_bytes(each.device_budget)}" for label, each in zip(labels, chosen)]
     axes.set_xticks(places, labels, rotation=45, ha="right")
     best = chosen.index(planned.recommended)
     axes.annotate(

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume
-from salientpp.analysis.tables import simple_table
 from salientpp.analysis.verdict import static_caches, verdict
 from salientpp.display import format_bytes
+from salientpp.tables import simple_table
 
 #: A line of a table: its name, and a function that returns the cell of each column: a text, a number, or None if it is not known.
 Line = tuple[str, Any]

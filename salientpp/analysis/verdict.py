@@ -6,7 +6,7 @@ from typing import Any
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume, words_of_rows
-from salientpp.display import format_bytes, rounded_up
+from salientpp.display import exact_bytes, format_bytes, round_up
 from salientpp.ways.planner.choices import index_bytes_of
 
 #: Fraction of the traffic that the recommended cache should save. A cache that saves less than the second fraction hardly helps.
@@ -62,9 +62,8 @@ def advised_memory(analysis: Analysis, caches: StaticCaches) -> str:
     alpha, saved = found
     travelling = [number for type_, number in analysis.num_vertices.items() if type_ not in analysis.replicated]
     size = caches[CACHE, "vip"][alpha][0].cache_bytes  # of all types
-    return (
-        "" if saved < _HARDLY else rounded_up(size + sum(index_bytes_of(each, analysis.parts) for each in travelling))
-    )
+    size += sum(index_bytes_of(each, analysis.parts) for each in travelling)
+    return "" if saved < _HARDLY else exact_bytes(round_up(size))
 
 
 def _recommended(analysis: Analysis, caches: StaticCaches) -> tuple[float, float] | None:

@@ -166,7 +166,7 @@ def _cache(alpha: float) -> str:
 def _table(title: str, *columns: str) -> Table:
     from rich import box
 
-    from salientpp.analysis.tables import FittedTable
+    from salientpp.tables import FittedTable
 
     table = FittedTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     for number, column in enumerate(columns):

@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from salientpp.analysis.tables import FittedTable
 from salientpp.cli import terminal
 from salientpp.datasets.converted.directory import read_converted
 from salientpp.store.directory.description import PARTS, EdgeName, EdgeType, VertexType
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.tables import FittedTable
 
 
 def describe(part: PartitionedGraph) -> list[RenderableType]:

@@ -69,8 +69,8 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> Constants:
     """Times the five kinds of steps of a model with layout='halo'. Its gradients stay unchanged. Collective.
 
     Returns:
-        Seconds of whole items, for :meth:`Costs.timed`: a cached vertex with its rows at all layers, an edge into a vertex of which one layer is
-        recomputed, a word that travels in a step, and a step that keeps a vertex. Noise may make them negative.
+        Seconds of whole items, for :meth:`Costs.timed`. A vertex is a cached one, with its rows at all layers. An edge leads into a vertex of which one
+        layer is recomputed. Noise may make the seconds negative.
     """
     graph = model.graph
     half = graph.outer[::2].contiguous()

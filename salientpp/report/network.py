@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from salientpp.display import format_bytes, rounded_up
+from salientpp.display import exact_bytes, format_bytes, round_up
 from salientpp.report.finding import HALF, Finding, finding_of, seconds, takes
 from salientpp.report.parts import Job, transfer_of
 
@@ -85,7 +85,7 @@ def small_cache(job: Job) -> Finding | None:
     width = max([0, *(rank.about.get("row_bytes") or {}).values()])
     own = max(1, int(rank.about.get("own_rows") or 1))
     index = own * int(rank.about.get("parts") or 1) // 4  # of cached rows: 8 bytes for 32 vertices
-    memory = f'`memory="{rounded_up(most * width + index)}"`, or `' if width else "`"
+    memory = f'`memory="{exact_bytes(round_up(most * width + index))}"`, or `' if width else "`"
     change = f"Use a cache of {most:,} rows instead of {now:,}: {memory}replication_factor={most / own:.2g}`."
     more = f"; such a cache is forecast to leave {left:,.0f} of {before:,.0f} remote rows an epoch"
     return finding_of(job, "small_cache", "network", named, what, change, lambda at, spent: spent * left / before, more)

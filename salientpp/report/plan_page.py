@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from salientpp.analysis.plan_report import CAUSES, shown, words_of_bytes
+from salientpp.analysis.plan_report import CAUSES, shown
 from salientpp.analysis.plan_result import Planned
-from salientpp.display import Table, format_bytes
+from salientpp.display import Table, exact_bytes, format_bytes, short
 from salientpp.report.page import Chart, choice, colour_by, colours_of, page, section, shown_blocks, stacked_bars, tips
 
-#: Words that state the seconds of an epoch.
-_EPOCH = re.compile(r"An epoch takes ([\d.,e+-]+) s")
 BEST = "the best of each memory"
 
 
@@ -24,23 +21,13 @@ def plan_page(planned: Planned) -> bytes:
     texts = [block for block in blocks if isinstance(block, str)]
     told = [text for text in texts if text.startswith(("Recommended: ", "Cheapest: "))]
     notes = [text for text in texts if text.startswith("Note: ")]
-    answer = [*(_EPOCH.sub(_about, text) for text in told), _savings(planned), *notes]
+    answer = [*told, _savings(planned), *notes]
     sections = [
         section("Expected epoch", _epochs(predictions, best)),
         section("Memory of a host", _memory(predictions, best)),
         section("Tables", *shown_blocks([block for block in blocks if block not in told + notes])),
     ]
     return page(f"Plan for {found['dataset']}", answer, sections)
-
-
-def _about(found: re.Match[str]) -> str:
-    """Writes the seconds of an epoch as an estimate."""
-    return f"An epoch takes about {_short(float(found[1].replace(',', '')))} s"
-
-
-def _short(number: float) -> str:
-    """Writes a number with two digits, or all digits of a larger whole number."""
-    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
 
 
 def _savings(planned: Planned) -> str:
@@ -53,19 +40,19 @@ def _savings(planned: Planned) -> str:
     )
     if least is best:
         return f"{needed} Of the given memories, it is the smallest."
-    memory = f"With {words_of_bytes(least.budget)} for copies" if least.budget else "Without memory for copies"
-    memory += f" and {words_of_bytes(least.device_budget)} of each device" if least.device_budget else ""
+    memory = f"With {exact_bytes(least.budget)} for copies" if least.budget else "Without memory for copies"
+    memory += f" and {exact_bytes(least.device_budget)} of each device" if least.device_budget else ""
     saved = 1 - best.seconds / least.seconds if least.seconds else 0.0
     return (
         f"{needed} {memory}, the smallest of the given memories, a host needs {format_bytes(least.host_bytes)}, "
-        f"and an epoch takes about {_short(least.seconds)} s: the recommended memory saves {saved:.0%} of it."
+        f"and an epoch takes about {short(least.seconds)} s: the recommended memory saves {saved:.0%} of it."
     )
 
 
 def _point(prediction: dict[str, Any]) -> dict[str, Any]:
     """Returns the prediction, with a name of its memory."""
     device = prediction["device_budget"]
-    memory = words_of_bytes(prediction["budget"]) + (f", device {words_of_bytes(device)}" if device else "")
+    memory = exact_bytes(prediction["budget"]) + (f", device {exact_bytes(device)}" if device else "")
     return {**prediction, "copies": memory}
 
 

@@ -195,7 +195,7 @@ def test_the_table_fits_a_terminal_and_marks_the_chosen_line(found):
         assert max(map(len, text.splitlines())) <= 80
         assert len(re.findall("^ *> ", text, re.MULTILINE)) == 1
         for part in (
-            "epoch s",
+            "seconds training loading waiting network copies",
             "own rows",
             "topology",
             "batches in flight",

@@ -100,7 +100,7 @@ def check_two_ranks(rank: int, root: str) -> None:
     ):
         assert f"<tr><td>{name}</td><td>{value}</td></tr>" in in_notebook(planned)
     assert "<tr><td>cache</td><td>15 rows (196 B)</td></tr>" in in_notebook(loader)
-    assert "<th>epoch s</th>" in in_notebook(planned)
+    assert "<th>ways</th><th>seconds</th>" in in_notebook(planned)
     assert repr(planned.plan()) == str(planned.plan())
     if rank == 0:  # one rank alone may print
         batches = iter(loader)

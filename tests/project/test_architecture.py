@@ -26,20 +26,33 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
-BOTTOM = {"ids", "arguments", "containers", "display", "files", "processes", "progress", "suggestions", "ops", "graph"}
+BOTTOM = {
+    "ids",
+    "arguments",
+    "containers",
+    "display",
+    "files",
+    "processes",
+    "progress",
+    "suggestions",
+    "tables",
+    "ops",
+    "graph",
+}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
 ENGINE = ROWS | {"sampling", "batch", "engine"}
 LOADERS = ENGINE | {"ways", "loader"}
 MAY_IMPORT = {
     "ids": set(),
-    "arguments": set(),
+    "arguments": {"display"},
     "containers": set(),
     "display": set(),
     "files": set(),
     "processes": set(),
     "progress": set(),
     "suggestions": set(),
+    "tables": set(),
     "versions": set(),
     "ops": set(),
     "graph": {"ids", "ops", "processes", "suggestions"},

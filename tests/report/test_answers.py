@@ -42,13 +42,13 @@ def _no_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_answer_of_a_plan_says_how_sure_it_is_and_what_it_saves() -> None:
     lead = lead_of(SMALL, LARGE)
-    assert "An epoch takes about 0.017 s." in lead and "0.0166" not in lead
+    assert "An epoch takes about 0.0166 s." in lead and "0.01665" not in lead
     assert [note for note in NOTES if note not in lead] == []
     assert (
         "A host needs 12 MB of memory for it. Without memory for copies, the smallest of the given memories, a host needs 10 MB"
         in lead
     )
-    assert "an epoch takes about 0.033 s: the recommended memory saves 50% of it." in lead
+    assert "an epoch takes about 0.0333 s: the recommended memory saves 50% of it." in lead
     assert "A host needs 10 MB of memory for it. Of the given memories, it is the smallest." in lead_of(SMALL)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from traces import Times, ranks_of
 
-from salientpp.display import rounded_up
+from salientpp.display import exact_bytes, round_up
 from salientpp.report.causes import FEW, verdict_of
 from salientpp.report.finding import seconds
 from salientpp.report.own_work import uneven
@@ -329,5 +329,6 @@ def test_numbers_are_short():
         "2.5 ms",
         "0 s",
     ]
-    assert [rounded_up(each) for each in (0, 999, 30_720_001, 8 * 10**9)] == ["0B", "1kB", "31MB", "8GB"]
-    assert all(re.fullmatch(r"[\d.]+(B|kB|MB|GB)", rounded_up(int(1.7**n))) for n in range(50))
+    amounts = [exact_bytes(round_up(each)) for each in (0, 999, 30_720_001, 8 * 10**9, 64 * 10**6)]
+    assert amounts == ["0B", "1kB", "31MB", "8GB", "64MB"]
+    assert all(re.fullmatch(r"[\d.]+(B|kB|MB|GB|TB)", exact_bytes(round_up(int(1.7**n)))) for n in range(50))

@@ -1,22 +1,28 @@
-"""The result of planning a memory budget, and the table in which it is printed."""
+"""The result of planning a memory budget, and the table in which combinations of methods are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from salientpp.display import format_bytes, html, text
+from salientpp.display import format_bytes, html, short, text
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Machines
 from salientpp.ways.planner.trials import Batch
+
+if TYPE_CHECKING:  # importing rich takes as long as making a small loader
+    from salientpp.tables import FittedTable
 
 #: Largest number of combinations in a table.
 _MOST_LINES = 12
 
 #: Width of a table in columns.
 _WIDTH = 80
+
+#: Parts of an epoch, with their colours in plots.
+CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
 
 #: Names of memory that copies take on the host, as ``loader.memory_used()`` has them.
 COPIES = {"cache": "cached rows", "lookahead": "lookahead"}
@@ -86,31 +92,13 @@ class MemoryPlan:
         )
 
     def _table(self) -> Any:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=_WIDTH)
-        table.add_column("")
-        table.add_column("ways", ratio=1)
-        for name in ("epoch s", "training", "loading", "waiting", "MB in", "copies"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for line in self._shown:
-            cost = line.cost
-            # Less than a microsecond is the rounding of a sum.
-            parts = (each if each > 1e-6 else 0 for each in (cost.training, cost.loading, cost.waiting))
-            seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
-            mark = ">" if line is self.chosen else ""
-            table.add_row(mark, line.choice.words, *seconds, _megabytes(cost.bytes_in), format_bytes(line.copies))
-        return table
-
-    @property
-    def _shown(self) -> list[Line]:
-        lines = list(self.lines[:_MOST_LINES])
-        return lines if any(line is self.chosen for line in lines) else [self.chosen, *lines[: _MOST_LINES - 1]]
+        lines = [(line.choice.words, line.cost, line.cost.bytes_in, line.copies) for line in self.lines]
+        place = next(place for place, line in enumerate(self.lines) if line is self.chosen)
+        return table_of_ways("Expected epoch of the slowest rank", lines, place)
 
     def _sentences(self) -> Iterator[str]:
         """Yields the sentences below the printed table."""
-        chosen, hidden = self.chosen, len(self.lines) - len(self._shown)
+        chosen, hidden = self.chosen, len(self.lines) - _MOST_LINES
         if hidden > 0:
             yield f"{hidden} slower combinations are not shown."
         yield f"chosen: {chosen.choice.words}, because {self.reason}."
@@ -129,7 +117,7 @@ class MemoryPlan:
             yield f"besides the budget, this rank holds {', '.join(others)}."
         for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
             if saved is not None:
-                seconds = f"{saved:.3g} s" if saved >= 1e-3 else "no time"
+                seconds = f"{short(saved)} s" if saved >= 1e-3 else "no time"
                 yield f"one more GiB of {where} would save {seconds} of an epoch."
         link, cores = self.machines.between, self.machines.cores
         yield f"constants: {link.bytes_per_second / 1e6:,.4g} MB/s between hosts, {_cores(cores)} for a rank."
@@ -137,8 +125,22 @@ class MemoryPlan:
             yield "note: no training step was measured, so this plan is for loading alone (salientpp calibrate --step)."
 
 
-def _megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
+def table_of_ways(title: str, lines: Sequence[tuple[str, Any, float, int]], best: int) -> FittedTable:
+    """Returns a table of combinations, at most 12, of which the line ``best`` is marked.
+
+    Args:
+        lines: words for a combination, an object with the seconds of its epoch as :class:`Cost` has them, the bytes that arrive, and those of copies.
+    """
+    from salientpp.tables import simple_table
+
+    table = simple_table(title, ["ways", "seconds", *CAUSES, "network", "copies"], ["ways"])
+    shown = range(len(lines))[:_MOST_LINES]
+    for place in shown if best in shown else [best, *shown[:-1]]:
+        words, cost, moved, copies = lines[place]
+        seconds = (short(getattr(cost, name)) for name in ("seconds", *CAUSES))
+        mark, style = (">", "bold") if place == best else (" ", "")
+        table.add_row(f"{mark} {words}", *seconds, format_bytes(moved), format_bytes(copies), style=style)
+    return table
 
 
 def _cores(number: float) -> str:
