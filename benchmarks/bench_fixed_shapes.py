@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from common import generated, write_results
+from scipy.stats import pearson3
 from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
@@ -89,7 +90,10 @@ def main() -> None:
             for i, (type_, forecast) in enumerate(found.items()):
                 seen = torch.tensor([each[type_] for each in sizes], dtype=torch.float64)
                 shares = {
-                    str(sigmas): [forecast.share_above(sigmas), int((seen > forecast.above(sigmas)).sum())]
+                    str(sigmas): [
+                        float(pearson3.sf(sigmas, forecast.skewness)) * (forecast.deviation > 0),
+                        int((seen > forecast.above(sigmas)).sum()),
+                    ]
                     for sigmas in SIGMAS
                 }
                 padded = {pad: [of.fitting(each)[type_] for each in sizes] for pad, of in classes.items()}

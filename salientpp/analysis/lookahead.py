@@ -24,9 +24,8 @@ from salientpp.sampling.schedule import Turn
 from salientpp.vip.policies import cache_capacity, plan_cache, score
 from salientpp.ways.lookahead.forecast import Blocks, ListSizes, Spread
 from salientpp.ways.lookahead.planner import Planner
-from salientpp.ways.lookahead.shape import Shape, Window, group_of
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 from salientpp.ways.lookahead.waiting import waiting_bytes
-from salientpp.ways.planner.window import plan_rows
 
 
 @dataclass(eq=False)

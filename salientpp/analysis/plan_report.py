@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -11,7 +10,6 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from salientpp.analysis.plan_result import ALIKE, Planned, Prediction
-from salientpp.analysis.report import check_matplotlib
 from salientpp.analysis.result import words_of_rows
 from salientpp.display import exact_bytes, format_bytes, short
 from salientpp.tables import simple_table
@@ -116,19 +114,10 @@ def _hosts(number: int) -> str:
     return "1 host" if number == 1 else f"{number} hosts"
 
 
-def plot(planned: Planned, kind: str) -> bytes:
-    """Draws a picture, 'png' or 'svg': the epoch's seconds over hosts and memory, stacked by cause.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    check_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def draw(planned: Planned, figure: Any) -> None:
+    """Draws the epoch's seconds over hosts and memory, stacked by cause, in a figure of matplotlib."""
     chosen = planned.chosen
-    figure = Figure(figsize=(max(5.0, 1.5 + 0.7 * len(chosen)), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(max(5.0, 1.5 + 0.7 * len(chosen)), 4.6)
     axes: Any = figure.subplots()
     places, place, before = [], 0.0, chosen[0].hosts
     for each in chosen:
@@ -153,6 +142,3 @@ def plot(planned: Planned, kind: str) -> bytes:
     name = planned.dataset.encode(errors="replace").decode()  # a file name need not be valid text
     axes.margins(y=0.1)
     figure.suptitle(f"{name}\nbatch size {planned.batch_size}", parse_math=False, fontsize="small")
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=150)
-    return picture.getvalue()

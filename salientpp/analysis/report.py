@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -279,18 +279,18 @@ def check_plot(path: Path) -> None:
     check_matplotlib()
 
 
-def plot(analysis: Analysis, kind: str) -> bytes:
-    """Returns the picture that :func:`draw` draws, as 'png' or 'svg'. ImportError if matplotlib is not installed."""
+def picture(draw: Callable[[Any], None], path: Path) -> bytes:
+    """Returns what ``draw`` draws in a figure of matplotlib, in the format of a file. ImportError if matplotlib is not installed."""
     check_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
-    draw(analysis, figure)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=150)
-    return picture.getvalue()
+    draw(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=150)
+    return drawn.getvalue()
 
 
 def draw(analysis: Analysis, figure: Any) -> None:

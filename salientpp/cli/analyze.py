@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from salientpp.cli.shared_arguments import (
     add_partitioning,
     add_seed,
     adder,
+    files_of,
     format_of_attribute,
     num_neighbors_of,
     numbers_of,
@@ -161,13 +163,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from salientpp.analysis import report
     from salientpp.analysis.analyze import analyze
+    from salientpp.analysis.report import picture
     from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
+    from salientpp.report.analysis_page import analysis_page
     from salientpp.store.directory.load import load
 
     with warnings_in_lines("analyze"):
         # Check all arguments before the minutes of work.
-        _check_files(arguments)
+        files = files_of(arguments, "json", "csv", "plot", "html")
         method = method_of(arguments.method, arguments.dataset)
         is_directory = has_manifest(arguments.dataset)
         if arguments.parts is None and not is_directory:
@@ -203,11 +207,11 @@ def run(arguments: argparse.Namespace) -> int:
         contents: dict[str, Callable[[], bytes]] = {
             "json": lambda: (json.dumps(analysis.to_dict(), indent=1) + "\n").encode(),
             "csv": lambda: analysis.to_csv().encode(),
-            "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
-            "html": lambda: _page(analysis),
+            "plot": lambda: picture(partial(report.draw, analysis), arguments.plot),
+            "html": lambda: analysis_page(analysis),
         }
         terminal.finish(
-            _files(arguments),
+            files,
             contents,
             arguments.written,
             lambda: report.shown(
@@ -350,31 +354,6 @@ def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
         return {}
     ranks = num_parts * per_part if per_part > 1 else -(-num_parts // per_rank)
     return {"ranks": ranks, "ranks_per_host": arguments.ranks_per_host or 1}
-
-
-def _files(arguments: argparse.Namespace) -> dict[str, Path]:
-    """Returns the files to write, by the name of their option."""
-    return {
-        option: path for option in ("json", "csv", "plot", "html") if (path := getattr(arguments, option)) is not None
-    }
-
-
-def _check_files(arguments: argparse.Namespace) -> None:
-    terminal.check_outputs({f"--{option}": path for option, path in _files(arguments).items()})
-    if arguments.plot is not None:
-        from salientpp.analysis.report import check_plot
-
-        check_plot(arguments.plot)
-    if arguments.html is not None:
-        from salientpp.report.page import check_charts
-
-        check_charts()
-
-
-def _page(analysis: Analysis) -> bytes:
-    from salientpp.report.analysis_page import analysis_page
-
-    return analysis_page(analysis)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_data, add_json, adder, json_of, values_of
+from salientpp.cli.shared_arguments import add_data, add_json, adder, files_of, values_of
 
 HELP = "convert a graph that is larger than memory into memory-mapped files"
 EXAMPLE = "salientpp convert edges:edges.csv converted --undirected"
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.datasets import convert
     from salientpp.datasets.converted.directory import read_converted
 
-    files = json_of(arguments)
+    files = files_of(arguments, "json")
     if len(dict(arguments.dtype)) != len(arguments.dtype):
         raise ValueError("--dtype names an attribute twice; give each attribute one format")
     with warnings_in_lines("convert"), shown_progress() as progress:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_json, adder, json_of
+from salientpp.cli.shared_arguments import add_json, adder, files_of
 from salientpp.launch.environment import detect
 
 HELP = "copy the files that this host needs of a dataset directory to a local disk"
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
 
-    root, parts, files = arguments.root, arguments.part, json_of(arguments)
+    root, parts, files = arguments.root, arguments.part, files_of(arguments, "json")
     if parts is None:
         launch, num_parts = detect(), load(root).num_parts
         if launch.launcher == "none" and num_parts > 1:

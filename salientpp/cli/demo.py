@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_json, adder, json_of
+from salientpp.cli.shared_arguments import add_json, adder, files_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from salientpp.analysis.report import check_plot, plot
+    from salientpp.analysis.report import check_plot, draw, picture
     from salientpp.cli.progress import shown_progress
 
     started = time.perf_counter()
-    files = json_of(arguments)
+    files = files_of(arguments, "json")
     drawn = {"plot": arguments.plot or Path("salientpp-demo.png")}
     try:
         check_plot(drawn["plot"])
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     terminal.finish(
         drawn | files,
         {
-            "plot": lambda: plot(analysis, drawn["plot"].suffix[1:].lower()),
+            "plot": lambda: picture(partial(draw, analysis), drawn["plot"]),
             "json": lambda: (json.dumps({"analysis": analysis.to_dict(), "ranks": trained}, indent=1) + "\n").encode(),
         },
         arguments.written,

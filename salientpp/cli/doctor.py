@@ -31,7 +31,7 @@ from salientpp.cli.checks.software import (
     check_libraries,
     check_operators,
 )
-from salientpp.cli.shared_arguments import add_json, adder, directory_of, json_of
+from salientpp.cli.shared_arguments import add_json, adder, directory_of, files_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.progress import shown_progress
 
-    files = json_of(arguments)
+    files = files_of(arguments, "json")
     with shown_progress(lines=False) as progress:
         findings = examine(Machine(directory=arguments.directory), progress)
     changes = changes_of(findings)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_json, directory_of, json_of
+from salientpp.cli.shared_arguments import add_json, directory_of, files_of
 
 HELP = "describe a dataset directory or a converted graph, and check its files"
 EXAMPLE = "salientpp info DIR"
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.store.directory.kinds import is_converted
     from salientpp.store.directory.load import load
 
-    files, shown = json_of(arguments), list[Any]()
+    files, shown = files_of(arguments, "json"), list[Any]()
     with shown_progress(lines=False) as progress:
         progress.begin("checking files")
         if is_converted(arguments.root):

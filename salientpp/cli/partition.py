@@ -14,8 +14,8 @@ from salientpp.cli.shared_arguments import (
     add_partitioning,
     add_seed,
     adder,
+    files_of,
     format_of_attribute,
-    json_of,
     num_neighbors_of,
     values_of,
 )
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import check_fanouts
 
-    files = json_of(arguments)
+    files = files_of(arguments, "json")
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.num_neighbors)

@@ -8,6 +8,7 @@ import json
 import reprlib
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from salientpp.cli.shared_arguments import (
     add_partitioning,
     add_seed,
     adder,
+    files_of,
     num_neighbors_of,
     values_of,
     whole_numbers_of,
@@ -28,7 +30,6 @@ from salientpp.store.directory.kinds import has_manifest
 if TYPE_CHECKING:
     from salientpp.analysis.batches import Batches
     from salientpp.analysis.plan import Question
-    from salientpp.analysis.plan_result import Planned
     from salientpp.ways.planner.machines import Machines
 
 #: Names that --allow accepts. They are the keys of salientpp.analysis.plan_result.ALLOWED, a module whose import takes seconds.
@@ -104,13 +105,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from salientpp.analysis import plan_report
     from salientpp.analysis.plan import plan
+    from salientpp.analysis.report import picture
     from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
+    from salientpp.report.plan_page import plan_page
     from salientpp.store.directory.load import load
 
     with warnings_in_lines("plan"):
         # Check all arguments before the minutes of work.
-        _check_files(arguments)
+        files = files_of(arguments, "json", "plot", "html")
         machines, question = _machines(arguments), _question(arguments)
         question.check(machines)
         is_directory = has_manifest(arguments.dataset)
@@ -146,10 +149,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
         contents: dict[str, Callable[[], bytes]] = {
             "json": lambda: (json.dumps(planned.to_dict(), indent=1) + "\n").encode(),
-            "plot": lambda: plan_report.plot(planned, arguments.plot.suffix[1:].lower()),
-            "html": lambda: _page(planned),
+            "plot": lambda: picture(partial(plan_report.draw, planned), arguments.plot),
+            "html": lambda: plan_page(planned),
         }
-        terminal.finish(_files(arguments), contents, arguments.written, lambda: plan_report.shown(planned))
+        terminal.finish(files, contents, arguments.written, lambda: plan_report.shown(planned))
         return 0
 
 
@@ -208,29 +211,6 @@ def _batches(arguments: argparse.Namespace, part: Any) -> Batches:
         stored = part.description.seeds
         seeds = (type_ if colon else stored[0], split or stored[1])
     return Batches(seeds=seeds, **values_of(arguments, "num_neighbors", "batch_size", "seed"))
-
-
-def _files(arguments: argparse.Namespace) -> dict[str, Path]:
-    """Returns the files to write, by the name of their option."""
-    return {option: path for option in ("json", "plot", "html") if (path := getattr(arguments, option)) is not None}
-
-
-def _check_files(arguments: argparse.Namespace) -> None:
-    terminal.check_outputs({f"--{option}": path for option, path in _files(arguments).items()})
-    if arguments.plot is not None:
-        from salientpp.analysis.report import check_plot
-
-        check_plot(arguments.plot)
-    if arguments.html is not None:
-        from salientpp.report.page import check_charts
-
-        check_charts()
-
-
-def _page(planned: Planned) -> bytes:
-    from salientpp.report.plan_page import plan_page
-
-    return plan_page(planned)
 
 
 def _words(text: str) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_json, adder, json_of
+from salientpp.cli.shared_arguments import add_json, adder, files_of
 
 HELP = "write a dataset directory again with its topology whole or in parts"
 EXAMPLE = "salientpp rewrite DIR OTHER --topology parts"
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.progress import shown_progress
     from salientpp.store.directory.rewrite import rewrite_topology
 
-    files = json_of(arguments)
+    files = files_of(arguments, "json")
     if arguments.to.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.to} exists; pass --overwrite to replace it, or choose another directory")
     with shown_progress() as progress:

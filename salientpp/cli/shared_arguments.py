@@ -55,10 +55,23 @@ def add_json(parser: Any, what: str) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {what} to this file")
 
 
-def json_of(arguments: argparse.Namespace) -> dict[str, Path]:
-    """Returns the file of ``--json`` by the name of the option, if it was given. Raises ValueError if it cannot be written."""
-    files = {} if arguments.json is None else {"json": arguments.json}
-    terminal.check_outputs({f"--{name}": path for name, path in files.items()})
+def files_of(arguments: argparse.Namespace, *options: str) -> dict[str, Path]:
+    """Returns the files of these options that were given, by the name of the option.
+
+    Raises:
+        ValueError: a file cannot be written.
+        ImportError: a package that draws a plot or a page is missing.
+    """
+    files = {option: path for option in options if (path := getattr(arguments, option)) is not None}
+    terminal.check_outputs({f"--{option}": path for option, path in files.items()})
+    if "plot" in files:
+        from salientpp.analysis.report import check_plot
+
+        check_plot(files["plot"])
+    if "html" in files:
+        from salientpp.report.page import check_charts
+
+        check_charts()
     return files
 
 

@@ -59,20 +59,6 @@ class Forecast:
         """Returns the size that lies ``sigmas`` standard deviations above the mean."""
         return self.mean + sigmas * self.deviation
 
-    def share_above(self, sigmas: float) -> float:
-        """Returns the expected share of batches that are larger than ``above(sigmas)``."""
-        if self.deviation == 0.0:
-            return 0.0
-        if abs(self.skewness) < 1e-3:
-            return 0.5 * math.erfc(sigmas / math.sqrt(2.0))
-        shape = 4.0 / self.skewness**2
-        # The standardised gamma variable, mirrored if the longer tail is on the left.
-        point = torch.tensor(
-            shape + math.copysign(math.sqrt(shape), self.skewness) * sigmas, dtype=torch.float64, device="cpu"
-        ).clamp(min=0.0)
-        tail = torch.special.gammaincc if self.skewness > 0 else torch.special.gammainc
-        return float(tail(torch.full_like(point, shape), point))
-
 
 def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: bool) -> dict[Any, Forecast]:
     """Returns the distribution of every size of this rank's batches. The result depends only on the data, the seed and the arguments of the loader.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,9 +48,7 @@ class Planning:
         """Plans for the ranks that make a loader together. Collective."""
         machines = options.memory_machines or measure_few(basis)
         budget = budget_together(data, basis, options)
-        plan = plan_together(
-            basis, budget, machines, options.policy, options.partial_aggregation_weight, ways_beside(options)
-        )
+        plan = plan_together(basis, budget, machines, partial(_ways_with, options))
         if options.memory is None:
             plan = dataclasses.replace(plan, saves=None)
         return cls(plan, options, everyone)
@@ -102,8 +101,7 @@ class Planning:
         assert self.loaded is not None  # follows_another has returned True
         options, plan = self.options, self.plan
         with basis.remembering():
-            how = plan.machines, options.policy, options.partial_aggregation_weight, ways_beside(options)
-            (line,), _ = lines_together(basis, [self.loaded], *how)
+            (line,), _ = lines_together(basis, [self.loaded], plan.machines, partial(_ways_with, options))
             others = [each for each in plan.lines if each.choice != line.choice]
             lines = sorted([line, *others], key=lambda each: each.cost.seconds)
             reason = "the loaded state was saved under this plan"
@@ -115,9 +113,10 @@ def _shown(plan: Any) -> str:
     return "loaded none" if plan is None else ", ".join(f"{name}={value!r}" for name, value in plan.items() if value)
 
 
-def ways_beside(options: Options) -> list[Way]:
-    """Returns the ways that act before those of a plan: the user's cache (``cache=``), but not those in ``ways=``."""
-    return [] if options.cache is None else [GivenCache(options.cache)]
+def _ways_with(options: Options, choice: Choice) -> list[Way]:
+    """Returns the ways that a plan prices for a choice: the user's cache (``cache=``), but not those in ``ways=``, and then the choice's own."""
+    given: list[Way] = [] if options.cache is None else [GivenCache(options.cache)]
+    return [*given, *choice.ways(options.policy, options.partial_aggregation_weight)]
 
 
 def budget_together(data: Any, basis: Basis, options: Options) -> Budget:

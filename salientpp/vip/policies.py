@@ -462,14 +462,3 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
     ties = np.flatnonzero(remote == threshold)[: capacity - int(np.count_nonzero(chosen))]
     chosen[ties] = True
     return torch.from_numpy(np.flatnonzero(chosen))
-
-
-def expected_remote_rows(probability: Tensor, book: PartitionBook, part_id: int, cached: Tensor) -> float:
-    """Returns the number of rows that a batch of a part fetches on average.
-
-    It is the sum of the inclusion probabilities float [N] of the remote, uncached vertices. From two hops on, the probabilities are too high
-    (see :mod:`salientpp.vip.inclusion`), and so is the sum.
-    """
-    begin, end = book.range_of(part_id)
-    total = probability.sum(dtype=torch.float64) - probability[begin:end].sum(dtype=torch.float64)
-    return float(total - probability[cached].sum(dtype=torch.float64))

@@ -20,7 +20,7 @@ from salientpp.sampling.schedule import batch_keys, order_key
 from salientpp.vip.policies import plan_cache
 from salientpp.ways.lookahead.forecast import Blocks, ListSizes
 from salientpp.ways.lookahead.planner import Planner
-from salientpp.ways.planner.window import plan_rows
+from salientpp.ways.lookahead.shape import plan_rows
 
 FANOUTS, BATCH = [4, 3], 8
 ALPHAS = [0.0, 0.3, 0.8, 4.0]

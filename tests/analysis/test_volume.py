@@ -21,7 +21,8 @@ from salientpp.analysis.batches import Batches
 from salientpp.analysis.job import Job, placed
 from salientpp.cli import given_graph, main
 from salientpp.files import write_whole
-from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.vip.policies import POLICIES, Workload, plan_cache, score
 
 FANOUTS, BATCH, ALPHAS = [5, 3, 2], 16, [0.0, 0.1, 0.3, 1.0, 9.0]
 
@@ -102,6 +103,14 @@ def test_a_larger_cache_never_fetches_more_and_a_full_one_nothing(small):
             assert rows[0] == analysis.of(num_neighbors=fanouts)[0].rows_without_cache
             if policy in ("vip", "random", "oracle"):
                 assert rows[-1] == 0
+
+
+def expected_remote_rows(probability: torch.Tensor, book: PartitionBook, part_id: int, cached: torch.Tensor) -> float:
+    """Returns the rows that a batch of a part fetches on average: the sum of the probabilities of remote, uncached vertices."""
+    is_fetched = torch.ones_like(probability, dtype=torch.bool)
+    is_fetched[slice(*book.range_of(part_id))] = False
+    is_fetched[cached] = False
+    return float(probability[is_fetched].sum(dtype=torch.float64))
 
 
 def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tmp_path):

@@ -41,9 +41,8 @@ from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, ListSizes, Spread
 from salientpp.ways.lookahead.planner import Moves, Planner
-from salientpp.ways.lookahead.shape import Shape, Window, group_of, reach_of
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows, reach_of
 from salientpp.ways.lookahead.waiting import Waiting, waiting_bytes
-from salientpp.ways.planner.window import plan_rows
 
 #: Coded list of the remote ids that a batch needs, by vertex type.
 Lists = Mapping[str | None, Tensor]

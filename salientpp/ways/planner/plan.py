@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.way import TiersByType, Way
@@ -27,21 +26,18 @@ def lines_of(
     basis: Basis,
     choices: Sequence[Choice],
     machines: Machines,
-    policy: Any = "vip",
-    weight: str | None = None,
-    beside: Sequence[Way] = (),
+    ways_of: Callable[[Choice], Sequence[Way]] = Choice.ways,
 ) -> tuple[list[Line], Batch]:
     """Predicts each combination's cost on this rank. Also returns the mean size of this rank's batches. Collective.
 
     Args:
-        weight: the entry 'weight' of ``partial_aggregation``.
-        beside: methods that act in every combination, such as a given cache.
+        ways_of: returns the methods of a combination, and those that act in every combination, such as a given cache.
     """
     with basis.remembering():
         trials = Trials(basis)
         found = []
         for choice in choices:
-            ways = [*beside, *choice.ways(policy, weight)]
+            ways = ways_of(choice)
             price, tiers = trials.price(ways, machines.draw)
             found.append(Line(choice, cost_of(price, trials.batch, choice, machines), _memory(basis, ways, tiers)))
         return found, trials.batch
@@ -67,26 +63,26 @@ def lines_together(
     basis: Basis,
     choices: Sequence[Choice],
     machines: Machines,
-    policy: Any = "vip",
-    weight: str | None = None,
-    beside: Sequence[Way] = (),
+    ways_of: Callable[[Choice], Sequence[Way]],
 ) -> tuple[list[Line], Batch]:
     """Predicts each combination's cost on its slowest rank, and returns it with the mean size of this rank's batches.
 
-    Collective. See :func:`lines_of` for the arguments. Costs and arguments, except ``beside``, are equal on all ranks.
+    Collective. See :func:`lines_of` for the arguments. Costs and choices are equal on all ranks.
     """
-    lines, batch = lines_of(basis, choices, machines, policy, weight, beside)
-    told = basis.comm.gather_facts({"lines": [_as_json(line) for line in lines]}, task="plan its memory")
-    return slowest([[_from_json(line) for line in facts["lines"]] for facts in told]), batch
+    lines, batch = lines_of(basis, choices, machines, ways_of)
+    told = basis.comm.gather_facts({"lines": [dataclasses.asdict(line) for line in lines]}, task="plan its memory")
+    by_rank = [
+        [Line(Choice(**line["choice"]), Cost(**line["cost"]), line["memory"]) for line in facts["lines"]]
+        for facts in told
+    ]
+    return slowest(by_rank), batch
 
 
 def plan_together(
     basis: Basis,
     budget: Budget,
     machines: Machines,
-    policy: Any = "vip",
-    weight: str | None = None,
-    beside: Sequence[Way] = (),
+    ways_of: Callable[[Choice], Sequence[Way]],
 ) -> MemoryPlan:
     """Chooses the combination that is expected to be fastest within a budget. Collective; every rank gets the same choice. See :func:`lines_of`."""
     choices = budget.choices()
@@ -94,7 +90,7 @@ def plan_together(
     if budget.device_memory:
         several.append(dataclasses.replace(budget, device_memory=budget.device_memory + MORE).choices())
     together = [*dict.fromkeys(choice for some in several for choice in some)]
-    lines, batch = lines_together(basis, together, machines, policy, weight, beside)
+    lines, batch = lines_together(basis, together, machines, ways_of)
     line_of = dict(zip(together, lines))
     now, *then = ([line_of[choice] for choice in some] for some in several)
     chosen = best_of(now)
@@ -118,11 +114,3 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
             found["cache"] += planner.shape.num_slots * row_bytes[type_] * sharing
             found["lookahead"] += planner.state_bytes * sharing
     return {name: number for name, number in found.items() if number}
-
-
-def _as_json(line: Line) -> dict[str, Any]:
-    return dataclasses.asdict(line)
-
-
-def _from_json(values: Mapping[str, Any]) -> Line:
-    return Line(Choice(**values["choice"]), Cost(**values["cost"]), values["memory"])

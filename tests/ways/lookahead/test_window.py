@@ -8,8 +8,7 @@ import pytest
 from known_batches import random_batches
 
 from salientpp.ways.lookahead.forecast import ListSizes, Spread
-from salientpp.ways.lookahead.shape import Shape, reach_of
-from salientpp.ways.planner.window import choose_shape
+from salientpp.ways.lookahead.shape import Shape, choose_shape, reach_of
 
 
 def test_auto_takes_the_window_that_is_forecast_to_save_most():
