@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salientpp.analysis.job import Job
+from salientpp.analysis.job import Job, pooled
 from salientpp.analysis.result import Volume, word_of_type
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
@@ -33,7 +33,7 @@ from salientpp.suggestions import did_you_mean
 from salientpp.vip.accesses import shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.names import POLICY_NAMES
-from salientpp.vip.policies import POLICIES, TYPED_POLICIES, add_scores, cache_bytes, cache_capacity, plan_caches
+from salientpp.vip.policies import POLICIES, TYPED_POLICIES, cache_bytes, cache_capacity, plan_caches
 from salientpp.vip.shared import shared_inclusion_probability
 from salientpp.ways.cache import scores_of
 
@@ -226,13 +226,8 @@ class Caches:
                 return self._job.vip[unit] if policy == "vip" else scores_of(self._job.units[unit], policy)
 
             scores = [of_unit(engine.basis.epochs.placement.own_part) for engine in engines]
-        pooled: Scores = scores[0]
-        if len(host) > 1:
-            pooled = {t: torch.zeros(scores[0][t].numel(), dtype=torch.float64, device="cpu") for t in self._types}
-            for each in scores:
-                for type_, pool in pooled.items():
-                    add_scores(policy, pool, each[type_])
-        found = [(CACHE, list(host), self._since(pooled, self._job.held, engines[0].basis.source.exchange.part_id))]
+        together = pooled(policy, scores) if len(host) > 1 else scores[0]
+        found = [(CACHE, list(host), self._since(together, self._job.held, engines[0].basis.source.exchange.part_id))]
         if (PRIVATE, policy) in self.left:
             for number, each, engine in zip(host, scores, engines):
                 part: Any = engine.basis.source.part

@@ -26,11 +26,20 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.seeds import workload_of_part
 from salientpp.vip.inclusion import inclusion_probability
-from salientpp.vip.policies import Workload
+from salientpp.vip.policies import Policy, Workload, add_scores
 from salientpp.ways.cache import scores_of
 
 #: Largest number of ranks that may be given; each rank is counted separately.
 MOST_RANKS = 1024
+
+
+def pooled(policy: Policy, scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, Tensor]:
+    """Returns the scores of a host, float64 [N] by vertex type, from those of its ranks, as :mod:`salientpp.ways.cache` adds them."""
+    pool = {type_: torch.zeros_like(of, dtype=torch.float64) for type_, of in scores[0].items()}
+    for each in scores:
+        for type_, of_type in each.items():
+            add_scores(policy, pool[type_], of_type)
+    return pool
 
 
 def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int] = 1) -> list[Placement]:

@@ -18,18 +18,16 @@ from torch_geometric.data import Data
 
 from salientpp.analysis.batches import MOST_EPOCHS, Batches
 from salientpp.analysis.graph import open_graph
-from salientpp.analysis.job import MOST_RANKS, Job, placed
+from salientpp.analysis.job import MOST_RANKS, Job, placed, pooled
 from salientpp.analysis.plan_result import ALLOWED, Prediction
 from salientpp.analysis.result import word_of_type
 from salientpp.analysis.shown import ShownPlan
 from salientpp.display import round_up
 from salientpp.engine.basis import Basis
-from salientpp.engine.engine import Engine
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import WIDE, Narrow
-from salientpp.vip.policies import add_scores
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.machines import LINKS, Link, Machines
 from salientpp.ways.planner.plan import best_of, lines_of, slowest
@@ -338,17 +336,13 @@ def _lines(
     machines: Machines,
 ) -> tuple[list[Line], Batch]:
     """Returns the expected cost of each combination for one rank, and the mean size of its batches."""
-    engines, unit = kind.job.engines, {basis.epochs.placement.own_part: n for n, basis in enumerate(kind.job.units)}
-
-    def of(engine: Engine) -> Mapping[str | None, Tensor]:
-        return scores[unit[engine.basis.epochs.placement.own_part]]
-
-    basis = _basis(kind, engines[rank].basis, machines)
+    of_ranks = [scores[engine.basis.epochs.placement.own_part] for engine in kind.job.engines]
+    basis = _basis(kind, kind.job.engines[rank].basis, machines)
     with basis.remembering():
-        basis.once(("scores", "vip"), lambda: of(engines[rank]))
+        basis.once(("scores", "vip"), lambda: of_ranks[rank])
         if basis.ranks_by_host:
-            host = [of(engines[other]) for other in basis.epochs.placement.ranks_of_host]
-            basis.once(("pooled scores", "vip"), lambda: _pooled(host))
+            host = [of_ranks[other] for other in basis.epochs.placement.ranks_of_host]
+            basis.once(("pooled scores", "vip"), lambda: pooled("vip", host))
         return lines_of(basis, choices, machines)
 
 
@@ -368,15 +362,6 @@ def _basis(kind: _Kind, basis: Basis, machines: Machines) -> Basis:
     )
     found.__dict__["host"] = basis.comm  # the scores of the host's ranks are pooled without communication
     return found
-
-
-def _pooled(scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, Tensor]:
-    """Returns the scores of a host, from those of its ranks, as :mod:`salientpp.ways.cache` adds them."""
-    pool = {type_: torch.zeros_like(of, dtype=torch.float64) for type_, of in scores[0].items()}
-    for each in scores:
-        for type_, of_type in each.items():
-            add_scores("vip", pool[type_], of_type)
-    return pool
 
 
 def _fixed_memory(job: Job, hosts: int, batches: Sequence[Batch]) -> dict[str, int]:

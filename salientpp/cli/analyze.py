@@ -22,6 +22,7 @@ from salientpp.cli.shared_arguments import (
     format_of_attribute,
     num_neighbors_of,
     numbers_of,
+    typed_seeds_of,
     values_of,
 )
 from salientpp.store.directory.kinds import has_manifest
@@ -188,9 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
             if is_directory and graph[0].is_hetero:
                 _check_types(arguments)
                 if arguments.link is None:  # --seeds is a type, a split, or both
-                    type_, colon, split = (arguments.seeds or "").rpartition(":")
-                    stored = graph[0].description.seeds
-                    seeds = (type_ if colon else stored[0], split or stored[1])
+                    seeds = typed_seeds_of(arguments.seeds or "", graph[0].description.seeds)
                     batches = [replace(each, seeds=seeds) for each in batches]
             placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
             analysis = analyze(

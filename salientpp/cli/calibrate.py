@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import adder, num_neighbors_of
+from salientpp.cli.shared_arguments import adder, num_neighbors_of, typed_seeds_of
 
 if TYPE_CHECKING:  # importing torch takes seconds
     import torch
@@ -219,11 +219,7 @@ def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.
     from salientpp.loader.node_loader import NeighborLoader
 
     batches = Batches(arguments.num_neighbors, arguments.batch_size)
-    filled, (type_, split) = batches.filled(part), part.description.seeds
-    if arguments.seeds is not None:
-        named, colon, split = arguments.seeds.rpartition(":")
-        type_ = named if colon else type_
-    seeds: Any = (type_, split) if part.is_hetero else split
+    filled, seeds = batches.filled(part), typed_seeds_of(arguments.seeds or "", part.description.seeds)
     options: dict[str, Any] = {
         "batch_size": filled.batch_size,
         "shuffle": True,
@@ -232,9 +228,11 @@ def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.
         "ranks_per_host": arguments.ranks_per_host,
     }
     try:
-        loader = NeighborLoader(part, filled.num_neighbors, seeds, partial_aggregation="mean", **options)
+        loader = NeighborLoader(
+            part, filled.num_neighbors, seeds if part.is_hetero else seeds[1], partial_aggregation="mean", **options
+        )
     except ValueError:  # on all ranks; if sums are not the reason, the error comes again
-        loader = NeighborLoader(part, filled.num_neighbors, seeds, **options)
+        loader = NeighborLoader(part, filled.num_neighbors, seeds if part.is_hetero else seeds[1], **options)
     return loader.engine.basis
 
 

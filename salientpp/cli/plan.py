@@ -22,6 +22,7 @@ from salientpp.cli.shared_arguments import (
     adder,
     files_of,
     num_neighbors_of,
+    typed_seeds_of,
     values_of,
     whole_numbers_of,
 )
@@ -207,9 +208,7 @@ def _batches(arguments: argparse.Namespace, part: Any) -> Batches:
 
     seeds: Any = arguments.seeds
     if seeds is not None and part is not None and part.is_hetero:  # a type, a split, or both
-        type_, colon, split = seeds.rpartition(":")
-        stored = part.description.seeds
-        seeds = (type_ if colon else stored[0], split or stored[1])
+        seeds = typed_seeds_of(seeds, part.description.seeds)
     return Batches(seeds=seeds, **values_of(arguments, "num_neighbors", "batch_size", "seed"))
 
 

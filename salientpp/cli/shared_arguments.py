@@ -111,3 +111,9 @@ def format_of_attribute(text: str) -> tuple[str | tuple[str | tuple[str, ...], s
     type_, colon, attribute = name.rpartition(":")
     words = tuple(type_.split(","))
     return ((words if len(words) == 3 else type_, attribute) if colon else name), format
+
+
+def typed_seeds_of(text: str, stored: tuple[Any, str]) -> tuple[Any, str]:
+    """Returns the type and the split that TYPE:SPLIT, SPLIT or TYPE: names. ``stored`` has what the text lacks."""
+    type_, colon, split = text.rpartition(":")
+    return type_ if colon else stored[0], split or stored[1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from salientpp.display import Table
+from salientpp.display import Table, format_bytes
 from salientpp.display import html as html_of
 
 #: Colours that differ for readers who confuse red and green, on white and on black.
@@ -190,7 +190,7 @@ def tips(**fields: str) -> list[dict[str, str]]:
 
 def stacked_bars(
     values: Sequence[Mapping[str, Any]], over: str, amount: tuple[str, str], colour: Mapping[str, Any],
-    shown: Sequence[Mapping[str, str]], across: bool = True, **more: Any,
+    shown: Sequence[Mapping[str, str]], across: bool = True, title_of_bars: str | None = "", **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the specification of stacked bars, one for each value of the field ``over``.
 
@@ -198,8 +198,14 @@ def stacked_bars(
         amount: field of the length, and its title.
         shown: from :func:`tips`.
         across: bars lie on their side, which leaves room for many.
+        title_of_bars: None for no title; empty: ``over``.
     """
-    bar: dict[str, Any] = {"field": over, "type": "ordinal", "title": over, "sort": None}
+    bar: dict[str, Any] = {
+        "field": over,
+        "type": "ordinal",
+        "title": over if title_of_bars == "" else title_of_bars,
+        "sort": None,
+    }
     length: dict[str, Any] = {"field": amount[0], "type": "quantitative", "title": amount[1]}
     if amount[0] == "rows":
         length["axis"] = {"format": "~s"}
@@ -210,6 +216,32 @@ def stacked_bars(
     ends = ("y", "x") if across else ("x", "y")
     encoding = dict(zip(ends, (bar, length))) | {"color": colour, "order": {"field": "order"}, "tooltip": [*shown]}
     return {"data": {"values": values}, "height": height, "mark": "bar", "encoding": encoding, **more}
+
+
+def memory_chart(
+    bars: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], over: str, heads: Mapping[str, str], title: str = "", **more: Any
+) -> str:  # fmt: skip
+    """Draws memory by kind, stacked.
+
+    Args:
+        bars: fields of each bar, and its bytes by kind.
+        over: as for :func:`stacked_bars`, like ``more``.
+        heads: fields that name a bar in the table and below the pointer -> their titles.
+    """
+    kinds = list(dict.fromkeys(kind for _, held in bars for kind, size in held.items() if size))
+    colours = colours_of(kinds)
+    values = [
+        {**fields, "kind": kind, "MB": held.get(kind, 0) / 1e6, "order": order}
+        for fields, held in bars
+        for order, kind in enumerate(kinds)
+    ]
+    shown = tips(kind="kind", MB="MB:,.4~g", **heads)
+    spec = stacked_bars(values, over, ("MB", "MB"), colour_by("kind", colours), shown, **more)
+    lines = [
+        [*(str(fields[name]) for name in heads), *(format_bytes(held.get(kind, 0)) for kind in kinds)]
+        for fields, held in bars
+    ]
+    return Chart(spec, Table([*heads.values(), *kinds], lines, title), colours).html()
 
 
 def choice(name: str, label: str, values: Sequence[Any], first: Any = None) -> dict[str, Any]:

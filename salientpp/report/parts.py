@@ -30,6 +30,18 @@ PARTS = {
     "assemble": "assembling batches",
     "rest": "rest of next()",
 }
+#: Colours of the parts of an epoch, as in the timeline.
+PART_COLOURS = {
+    "train": "#7a8aa0",
+    "step_wait": "#b9c3d0",
+    "transform": "#e08214",
+    "sample": "#8e6bbf",
+    "rows": "#c7a500",
+    "network": "#d1495b",
+    "others": "#3aa6a6",
+    "assemble": "#4c78a8",
+    "rest": "#a3a3a3",
+}
 _ROWS = ("gather_host_rows", "copy_to_device", "gather_device_rows")
 #: Stages of drawing from lists of other ranks.
 _ROUNDS = ("ask_sizes", "ask_lists", "draw_for_others", "answer_sizes", "answer_lists", "join_lists", "begin_to_wait")

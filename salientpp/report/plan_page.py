@@ -7,7 +7,17 @@ from typing import Any
 from salientpp.analysis.plan_report import CAUSES, shown
 from salientpp.analysis.plan_result import Planned
 from salientpp.display import Table, exact_bytes, format_bytes, short
-from salientpp.report.page import Chart, choice, colour_by, colours_of, page, section, shown_blocks, stacked_bars, tips
+from salientpp.report.page import (
+    Chart,
+    choice,
+    colour_by,
+    memory_chart,
+    page,
+    section,
+    shown_blocks,
+    stacked_bars,
+    tips,
+)
 
 BEST = "the best of each memory"
 
@@ -56,18 +66,18 @@ def _point(prediction: dict[str, Any]) -> dict[str, Any]:
     return {**prediction, "copies": memory}
 
 
-def _choices(predictions: list[dict[str, Any]], best: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns parameters that choose the number of hosts and the combination, and the filters that apply them."""
+def _choices(predictions: list[dict[str, Any]], best: int) -> dict[str, Any]:
+    """Returns what bars over the memories share: parameters that choose hosts and combination, and the filters that apply them."""
     hosts = list(dict.fromkeys(each["hosts"] for each in predictions))
     ways = [BEST, *dict.fromkeys(each["ways"] for each in predictions)]
     params = [choice("the_hosts", "hosts", hosts, predictions[best]["hosts"]), choice("the_ways", "ways", ways)]
     chosen = f"the_ways == '{BEST}' ? datum.chosen : datum.ways == the_ways"
-    return params, [{"filter": "datum.hosts == the_hosts"}, {"filter": chosen}]
+    filters = [{"filter": "datum.hosts == the_hosts"}, {"filter": chosen}]
+    return {"params": params, "transform": filters, "title_of_bars": None}
 
 
 def _epochs(predictions: list[dict[str, Any]], best: int) -> str:
     """Draws the seconds of an epoch by cause, for each memory."""
-    params, filters = _choices(predictions, best)
     names = ("hosts", "copies", "ways", "chosen", "cost")
     values = [
         {name: each[name] for name in names}
@@ -91,10 +101,8 @@ def _epochs(predictions: list[dict[str, Any]], best: int) -> str:
     }
     titles |= {"hosts": "hosts", "copies": "for copies"} | ({"cost": "cost:,.4~g"} if has_price else {})
     colour = colour_by("cause", CAUSES)
-    spec = stacked_bars(
-        values, "copies", ("seconds", "seconds of an epoch"), colour, tips(**titles), params=params, transform=filters
-    )
-    spec["encoding"]["y"]["title"] = None
+    length = ("seconds", "seconds of an epoch")
+    spec = stacked_bars(values, "copies", length, colour, tips(**titles), **_choices(predictions, best))
     heads = ["ways", "hosts", "for copies", "seconds", *CAUSES, "network", *(["cost"] if has_price else [])]
     lines = [
         [
@@ -111,27 +119,7 @@ def _epochs(predictions: list[dict[str, Any]], best: int) -> str:
 
 def _memory(predictions: list[dict[str, Any]], best: int) -> str:
     """Draws the memory of the host that needs the most, by kind."""
-    kinds = list(dict.fromkeys(kind for each in predictions for kind, size in each["memory"].items() if size))
-    colours = colours_of(kinds)
-    params, filters = _choices(predictions, best)
-    values = [
-        {name: each[name] for name in ("hosts", "copies", "ways", "chosen")}
-        | {"kind": kind, "order": order, "MB": each["memory"].get(kind, 0) / 1e6}
-        for each in predictions
-        for order, kind in enumerate(kinds)
-    ]
-    shown_fields = tips(kind="kind", MB="MB:,.4~g", copies="for copies", ways="ways")
-    spec = stacked_bars(
-        values, "copies", ("MB", "MB"), colour_by("kind", colours), shown_fields, params=params, transform=filters
-    )
-    spec["encoding"]["y"]["title"] = None
-    lines = [
-        [
-            each["ways"],
-            str(each["hosts"]),
-            each["copies"],
-            *(format_bytes(each["memory"].get(kind, 0)) for kind in kinds),
-        ]
-        for each in predictions
-    ]
-    return Chart(spec, Table(["ways", "hosts", "for copies", *kinds], lines), colours).html()
+    names = ("hosts", "copies", "ways", "chosen")
+    bars = [({name: each[name] for name in names}, each["memory"]) for each in predictions]
+    heads = {"ways": "ways", "hosts": "hosts", "copies": "for copies"}
+    return memory_chart(bars, "copies", heads, **_choices(predictions, best))

@@ -15,8 +15,8 @@ from salientpp.report.page import (
     Chart,
     choice,
     colour_by,
-    colours_of,
     details,
+    memory_chart,
     page,
     paragraph,
     section,
@@ -24,25 +24,13 @@ from salientpp.report.page import (
     table,
     tips,
 )
-from salientpp.report.parts import PARTS, Job, Rank
+from salientpp.report.parts import PART_COLOURS, PARTS, Job, Rank
 from salientpp.report.read import Log, Run
 from salientpp.report.sums import mean_of, words_of_epochs
 from salientpp.report.timeline import COLOURS, timeline_of
 
 #: Tiers that hold a row, the nearest first, and their colours.
 TIERS = {"device": "#3aa6a6", "host": "#4c78a8", "cache": "#c7a500", "remote": "#d1495b"}
-#: Colours of the parts of an epoch, as in the timeline.
-PART_COLOURS = {
-    "train": "#7a8aa0",
-    "step_wait": "#b9c3d0",
-    "transform": "#e08214",
-    "sample": "#8e6bbf",
-    "rows": "#c7a500",
-    "network": "#d1495b",
-    "others": "#3aa6a6",
-    "assemble": "#4c78a8",
-    "rest": "#a3a3a3",
-}
 #: Most ranks whose timelines are shown at first, and most spans of the table below the timeline.
 MOST_RANKS, MOST_LINES = 8, 1000
 
@@ -321,23 +309,10 @@ def _rows(numbers: dict[str, Any]) -> str:
 
 def _memory(ranks: Sequence[dict[str, Any]]) -> str:
     held = [{name[7:]: size for name, size in each["numbers"].items() if name.startswith("memory.")} for each in ranks]
-    kinds = [
-        kind for kind in dict.fromkeys(kind for each in held for kind in each) if any(each.get(kind) for each in held)
-    ]
-    if not kinds:
+    if not any(any(each.values()) for each in held):
         return paragraph("The records do not say how much memory the loader holds.")
-    colours = colours_of(kinds)
-    values = [
-        {"rank": rank["rank"], "kind": kind, "MB": each.get(kind, 0) / 1e6, "order": order}
-        for rank, each in zip(ranks, held)
-        for order, kind in enumerate(kinds)
-    ]
-    shown = tips(kind="kind", rank="rank", MB="MB:,.4~g")
-    spec = stacked_bars(values, "rank", ("MB", "MB"), colour_by("kind", colours), shown)
-    lines = [
-        [str(rank["rank"]), *(format_bytes(each.get(kind, 0)) for kind in kinds)] for rank, each in zip(ranks, held)
-    ]
-    return Chart(spec, Table(["rank", *kinds], lines, "Memory by kind"), colours).html()
+    bars = [({"rank": rank["rank"]}, each) for rank, each in zip(ranks, held)]
+    return memory_chart(bars, "rank", {"rank": "rank"}, "Memory by kind")
 
 
 def _read(numbers: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+from salientpp.report.parts import PART_COLOURS, PARTS
 from salientpp.report.read import Log, Span, spans_of
 
 #: Most spans of a page, which takes about 120 bytes for each.
@@ -31,16 +32,10 @@ KINDS = {
     "next": "next()",
 }
 EXCHANGE = "other stages"
+_AS_PARTS = {"waiting for other ranks": "others", EXCHANGE: "assemble", "next()": "step_wait"}
 #: Colours by kind, as in the chart of parts.
-COLOURS = {
-    "training step": "#7a8aa0",
-    "transform": "#e08214",
-    "sampling": "#8e6bbf",
-    "taking rows": "#c7a500",
-    "waiting for other ranks": "#3aa6a6",
-    EXCHANGE: "#4c78a8",
-    "next()": "#b9c3d0",
-}
+COLOURS = {PARTS[part]: PART_COLOURS[part] for part in ("train", "transform", "sample", "rows")}
+COLOURS |= {kind: PART_COLOURS[part] for kind, part in _AS_PARTS.items()}
 
 
 def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None) -> dict[str, Any]:
