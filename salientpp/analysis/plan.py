@@ -28,6 +28,7 @@ from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import WIDE, Narrow
+from salientpp.store.rows import TensorRows
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.machines import LINKS, Link, Machines
 from salientpp.ways.planner.plan import best_of, lines_of, slowest
@@ -88,18 +89,6 @@ class _Kind:
     job: Job
     widths: Mapping[str | None, int]
     sums: str | None
-
-
-class _Widths:
-    """Row source with a number of rows and a width in bytes, but without contents, for plans."""
-
-    dtype = torch.uint8
-
-    def __init__(self, num_rows: int, row_bytes: int) -> None:
-        self.shape = (num_rows, row_bytes)
-
-    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        raise NotImplementedError("a plan only counts rows, so it has no values to copy; use a loader to get them")
 
 
 def named_link(name: str, ranks_per_host: int) -> Machines:
@@ -352,7 +341,8 @@ def _basis(kind: _Kind, basis: Basis, machines: Machines) -> Basis:
     rows: dict[str | None, Any] = {type_: {} for type_ in source.books}
     for type_, name in source.exchanged:
         size = source.books[type_].size_of(source.exchange.part_of(type_))
-        rows[type_] = {name: _Widths(size, kind.widths[type_])}
+        # A plan counts rows, so they have a width, but no contents.
+        rows[type_] = {name: TensorRows(torch.empty(size, kind.widths[type_], dtype=torch.uint8, device="meta"))}
     shared = placement.ranks_by_host if max(placement.ranks_by_host) > 1 else ()
     found = dataclasses.replace(
         basis,

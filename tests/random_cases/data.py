@@ -43,7 +43,6 @@ TOPOLOGY_CLASSES = {
 #: Class of a row source -> what makes it occur.
 ROW_SOURCES = {
     "TensorRows": "Data", "JoinedRows": "a rank that serves several parts", "NarrowRows": "store_as", "EncodedRows": "send_as", "BufferedRows": "read_ahead",
-    "_Widths": "of salientpp plan, which reads no rows",
 }  # fmt: skip
 
 #: Forms of a directory's topology.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
+from salientpp.engine.pipeline import tensors_in
 from salientpp.sampling.topology import ids_by_type
 from salientpp.store.rows import RowSource, TensorRows, empty_rows
 from salientpp.ways.planner.machines import Machines
@@ -230,9 +231,5 @@ class TrialEpochs:
         for batch in dataclasses.replace(self, skipped=0, number=min(self.number, _MOST_KEPT)).deliver(engine):
             if left > 0:
                 kept.append(batch)
-                left -= _num_bytes(batch)
+                left -= sum(each.nbytes for each in tensors_in(batch))
         return kept
-
-
-def _num_bytes(batch: Any) -> int:
-    return sum(value.nbytes for store in batch.stores for value in store.values() if isinstance(value, Tensor))
