@@ -110,7 +110,7 @@ class EpochTimes:
         self._start_log(Delivered(), None, array("d"))
 
     def _start_log(self, before: Delivered, ended: float | None, log: array[float]) -> None:
-        # What was delivered before the log, the time of the last of these deliveries, and the log. Replaced as a whole, so that reading takes no lock.
+        # Earlier batches, the time at which the last of them was delivered, and the log. Replaced as a whole, so that reading takes no lock.
         self._state, self.log = (before, ended, log), log
 
     def shorten(self) -> None:
@@ -132,12 +132,12 @@ class EpochTimes:
 
     @property
     def delivered(self) -> Delivered:
-        """What was delivered since the epoch began, or since the last reset in it."""
+        """Batches delivered since the epoch began, or since the last reset in it."""
         before, ended, log = self._state
         return _total(before, *_differences(log[:], ended))  # a copy, because an array that numpy reads cannot grow
 
     def last(self, number: int = MOST_TIMES) -> tuple[Delivered, np.ndarray, np.ndarray]:
-        """Returns what the last batches were, at most ``number``; their times of waiting; and the times of the steps between them."""
+        """Returns the totals of the last batches, at most ``number``; their times of waiting; and the times of the steps between them."""
         waits, steps, seeds = _differences(self._state[2][-3 * number :], None)
         return _total(Delivered(), waits, steps, seeds), waits, steps
 
@@ -174,7 +174,7 @@ class Counters:
 
     def __init__(self, past: Delivered | None = None) -> None:
         self._lock = Lock()
-        # What ended epochs delivered, and the epochs that go on. Replaced as a whole, so that reading takes no lock.
+        # Batches of ended epochs, and the epochs that go on. Replaced as a whole, so that reading takes no lock.
         self._state: tuple[Delivered, tuple[EpochTimes, ...]] = past or Delivered(), ()
         self.times = EpochTimes(0)
         self.failure: BaseException | None = None
@@ -193,7 +193,7 @@ class Counters:
 
     @property
     def delivered(self) -> Delivered:
-        """What was delivered since the engine was made, or since the last reset."""
+        """Batches delivered since the engine was made, or since the last reset."""
         past, epochs = self._state
         return _sum(past, *(times.delivered for times in epochs))
 
