@@ -15,7 +15,7 @@ import torch
 import torch._dynamo.config
 from torch import Tensor
 
-from salientpp.containers import found, mapped
+from salientpp.containers import found, mapped, tensors_of
 
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
@@ -241,7 +241,7 @@ def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: d
     first, ndim = marked[0], marked[0].dim()
     if name in _ELEMENTWISE or name in _VIEWS:
         # With different numbers of dimensions, broadcasting would put rows along another dimension.
-        across = any(isinstance(each, Marked) and each.dim() != ndim for each in args)
+        across = max(each.dim() for each in tensors_of([args, kwargs])) > min(each.dim() for each in marked)
         return not across and all(each.dim() == 0 or each.size(0) == first.size(0) for each in marked)
     if name in _ALONG:
         position, default = _ALONG[name]

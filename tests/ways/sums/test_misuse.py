@@ -75,6 +75,18 @@ class Attends(MessagePassing):
         return self.propagate(edge_index, x=x, edge_weight=softmax(x.sum(1)[edge_index[0]], edge_index[1]))
 
 
+class Spread(torch.nn.Module):
+    """Model that puts the rows of its layers along a second dimension, and takes their mean for each vertex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers(Conv(WIDTH, HIDDEN), Conv(HIDDEN, OUT))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.layers(x, edge_index)
+        return (h + torch.zeros(h.size(0), 1, 1, dtype=h.dtype)).mean(1)
+
+
 class Whole(torch.nn.Module):
     """Model with two layers and a mean over all vertices."""
 
@@ -299,6 +311,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("a layer twice", Twice, merged, None),
     ("x beside the first layer", Dense, merged, None),
     ("a mean of all vertices", Whole, merged, NOT_BY_ROW),
+    ("a mean of rows along a second dimension", Spread, merged, NOT_BY_ROW),
     ("a loss of all vertices", two, all_rows, NOT_BY_ROW),
     ("batch norm", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT, norm="batch_norm"), merged, "batch_norm .* while training"),
     ("batch norm in GIN", lambda: GIN(WIDTH, HIDDEN, 2, OUT, norm="batch_norm"), merged, "batch_norm .* while training"),
