@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from salientpp.fullgraph.exchange import Flight, Ranks, Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.once import once_differentiable
 from salientpp.fullgraph.rank_graph import Hop
+from salientpp.nn.composed_products import csr, multiplied
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +51,7 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
     order = row.argsort(stable=True)
     indptr = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
     indptr[1:] = torch.bincount(row, minlength=shape[0]).cumsum(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that CSR is in beta
-        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape, device=value.device)
-
-
-def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Returns ``matrix @ rows`` for a CSR matrix, also if either is empty. Rows are converted to the matrix's dtype."""
-    if not matrix.values().numel() or not rows.numel():
-        return rows.new_zeros((matrix.size(0), rows.size(1)), dtype=matrix.dtype)
-    with torch.autocast(rows.device.type, enabled=False):
-        return matrix @ rows.to(matrix.dtype)
+    return csr(indptr, column[order], value[order], shape)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

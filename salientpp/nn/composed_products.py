@@ -20,7 +20,7 @@ from salientpp.sampling.edge_lists import EdgeLists
 def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str, weight: Tensor | None) -> Tensor:
     per_head = weight is not None and weight.dim() == 2
     if reduction in ("max", "min") or per_head or not x.is_floating_point():
-        messages = _rows_of_sources(lists, x, num_targets)
+        messages = take_sources(lists, x, num_targets)
         if weight is not None:
             messages = _wide(messages) * weight.reshape(*weight.shape, *[1] * (x.dim() - weight.dim()))
         out = reduce_edges(lists, messages, num_targets, reduction)
@@ -34,7 +34,7 @@ def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str
 
 
 def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    return _rows_of_sources(lists, x, num_targets)
+    return x.index_select(0, lists.source[: lists.num_places(num_targets)])
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
@@ -62,24 +62,20 @@ def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Ten
 
 
 def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
-    source, target = _rows_of_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
+    source, target = take_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
     return (_wide(source) * _wide(target)).sum(-1).to(source_rows.dtype)
 
 
 def additive_scores(
     lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, att: Tensor, negative_slope: float, num_targets: int
 ) -> Tensor:
-    source, target = _rows_of_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
+    source, target = take_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
     joined = torch.nn.functional.leaky_relu(_wide(source) + _wide(target), negative_slope)
     return (joined * _wide(att)).sum(-1).to(source_rows.dtype)
 
 
 def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def _rows_of_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    return x.index_select(0, lists.source[: lists.num_places(num_targets)])
 
 
 def _counts(lists: EdgeLists, num_targets: int, out: Tensor) -> Tensor:
@@ -113,7 +109,7 @@ class _SparseSum(torch.autograd.Function):
                 values = grad.new_ones(target.numel()) if weight is None else weight.index_select(0, place)
                 grad_x = _product(indptr, target, values, grad.contiguous())
         if ctx.needs_input_grad[2]:
-            rows = _rows_of_sources(lists, x, num_targets)
+            rows = take_sources(lists, x, num_targets)
             grad_weight = (rows * take_targets(lists, grad, num_targets)).sum(-1)
         return None, grad_x, grad_weight, None
 
@@ -134,12 +130,19 @@ def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Te
 
 
 def _product(indptr: Tensor, index: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    shape = (indptr.numel() - 1, rows.size(0))
-    if not values.numel() or not rows.numel():
-        return rows.new_zeros(shape[0], rows.size(1))
-    with warnings.catch_warnings(), torch.autocast(rows.device.type, enabled=False):
+    return multiplied(csr(indptr, index.long(), values, (indptr.numel() - 1, rows.size(0))), rows)
+
+
+def csr(indptr: Tensor, index: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Returns a CSR matrix on the device of its ``values``. ``indptr`` and ``index`` are not checked."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that CSR is in beta
-        matrix = torch.sparse_csr_tensor(
-            indptr, index.long(), values, shape, check_invariants=False, device=rows.device
-        )
-        return matrix @ rows
+        return torch.sparse_csr_tensor(indptr, index, values, shape, check_invariants=False, device=values.device)
+
+
+def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
+    """Returns ``matrix @ rows`` for a CSR matrix, also if either is empty. Rows are converted to the matrix's dtype."""
+    if not matrix.values().numel() or not rows.numel():
+        return rows.new_zeros((matrix.size(0), rows.size(1)), dtype=matrix.dtype)
+    with torch.autocast(rows.device.type, enabled=False):
+        return matrix @ rows.to(matrix.dtype)

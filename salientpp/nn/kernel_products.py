@@ -1,23 +1,28 @@
 """Computes the products of :mod:`salientpp.nn.products` with compiled kernels, on the CPU. That module checks the arguments.
 
 A backward visits the edges grouped by source, so it needs no atomic additions. The gradient of a product is another product, because each is linear
-in its rows and weights. So gradients of any order come from the same kernels. Only second gradients of extremes, softmax and additive scores are
-composed of several products. Each product saves its own arguments for the backward, never copies of them, because copies have no graph.
+in its rows and weights. So gradients of any order come from the same kernels. Only second gradients of extremes and softmax are composed of several
+products, and those of additive scores of torch's operations. Each product saves its own arguments for the backward, never copies of them, because copies
+have no graph.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.nn import composed_products as composed
 from salientpp.sampling.edge_lists import EdgeLists
 
 #: Attribute that marks a gradient which a product has just made. Nothing else refers to it, so it may be changed in place.
 _OURS = "_salientpp_made"
+
+RowFunction = Callable[[Tensor], Tensor]
 
 
 def _indptr(lists: EdgeLists, num_targets: int) -> Tensor:
@@ -59,60 +64,116 @@ class _Unused:
         """Does nothing."""
 
 
-class SumOfSources(torch.autograd.Function):
+# --- linear functions -------------------------------------------------------------------------------------------
+
+
+class _Linear(torch.autograd.Function):
+    """Linear function of rows, given with its transpose, which computes the gradient."""
+
     @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, x: Tensor, weight: Tensor | None, num_targets: int, mean: bool) -> Tensor:
-        ctx.given = lists, num_targets, mean, x.size(0)
-        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-        x, weight = x.contiguous(), None if weight is None else weight.contiguous()
-        return ops.sum_listed_rows(_indptr(lists, num_targets), lists.source, None, x, weight, mean)
+    def forward(ctx: Any, rows: Tensor, function: RowFunction, transpose: RowFunction) -> Tensor:
+        ctx.given = transpose, function
+        return function(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets, mean, num_sources = ctx.given
-        x, weight = ctx.saved_tensors
-        grad = (_divided(grad, lists, num_targets) if mean else grad).contiguous()  # for both products
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[1]:
-            grad_x = _run(SumOfTargets, lists, grad, weight, num_sources)
-            if not torch.is_grad_enabled():
-                setattr(grad_x, _OURS, True)
-        if ctx.needs_input_grad[2]:
-            grad_weight = _dot(lists, grad, x, num_targets, weight)
-        return None, grad_x, grad_weight, None, None
+        return _run(_Linear, grad, *ctx.given), None, None
 
 
-class SumOfTargets(torch.autograd.Function):
-    """Sums, for each source, the rows of its targets [T', ...] times edge weights. It is the backward of :class:`SumOfSources`."""
+def _along_sources(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[RowFunction, RowFunction]:
+    """Returns a function that gives each edge the row of its source, [S', ...] to [E', ...], and its transpose, which sums values of edges by source."""
+    source = lists.source[: lists.num_places(num_targets)]
+
+    def take(x: Tensor) -> Tensor:
+        out = x.new_empty(source.numel(), *x.shape[1:])
+        ops.gather_rows(x.contiguous(), source, out)
+        return out
+
+    def add(values: Tensor) -> Tensor:
+        indptr, _, place = _placed_by_source(lists, num_sources)
+        return ops.sum_listed_rows(indptr, place, None, values.contiguous(), None, prefix=True)
+
+    return take, add
+
+
+def _along_targets(
+    lists: EdgeLists, num_targets: int, count: int, mean: bool = False
+) -> tuple[RowFunction, RowFunction]:
+    """Returns a function that gives each edge the row of its target, [count, ...] to [E', ...], and its transpose. With ``mean``, the transpose is a mean."""
+    indptr = _indptr(lists, num_targets)
+
+    def take(x: Tensor) -> Tensor:
+        return ops.spread_rows(indptr, (_divided(x, lists, num_targets) if mean else x).contiguous())
+
+    def add(values: Tensor) -> Tensor:
+        return _padded(ops.sum_listed_rows(indptr, None, None, values.contiguous(), None, mean), count)
+
+    return take, add
+
+
+def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+    return _Linear.apply(x, *_along_sources(lists, num_targets, x.size(0)))
+
+
+def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+    return _Linear.apply(x, *_along_targets(lists, num_targets, x.size(0)))
+
+
+def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: str) -> Tensor:
+    if reduction in ("max", "min"):
+        return _Extreme.apply(lists, values, num_targets, reduction == "max", True)
+    take, add = _along_targets(lists, num_targets, num_targets, reduction == "mean")
+    return _Linear.apply(values, add, take)
+
+
+# --- products ---------------------------------------------------------------------------------------------------
+
+
+def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str, weight: Tensor | None) -> Tensor:
+    if reduction in ("max", "min"):
+        return _Extreme.apply(lists, x, num_targets, reduction == "max", False)
+    return _Sum.apply(lists, x, weight, num_targets, reduction == "mean", False)
+
+
+class _Sum(torch.autograd.Function):
+    """Sums rows times weights of edges: rows of sources for each target, or with ``back`` rows of targets for each source. Each is the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, num_sources: int) -> Tensor:
-        ctx.given = lists, rows.size(0)
+    def forward(
+        ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, number: int, mean: bool, back: bool
+    ) -> Tensor:
+        ctx.given = lists, number, mean, back, rows.size(0)
         ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
         rows, weight = rows.contiguous(), None if weight is None else weight.contiguous()
-        indptr, target, place = _placed_by_source(lists, num_sources)
+        if not back:
+            return ops.sum_listed_rows(_indptr(lists, number), lists.source, None, rows, weight, mean)
+        indptr, target, place = _placed_by_source(lists, number)
         return ops.sum_listed_rows(indptr, target, None if weight is None else place, rows, weight, prefix=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets = ctx.given
+        lists, number, mean, back, count = ctx.given
         rows, weight = ctx.saved_tensors
+        grad = (_divided(grad, lists, number) if mean else grad).contiguous()  # for both products
         grad_rows = grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_rows = _run(SumOfSources, lists, grad, weight, num_targets, False)
+            grad_rows = _run(_Sum, lists, grad, weight, count, False, not back)
+            if not torch.is_grad_enabled():
+                setattr(grad_rows, _OURS, True)
         if ctx.needs_input_grad[2]:
-            grad_weight = _dot(lists, rows, grad, num_targets, weight)
-        return None, grad_rows, grad_weight, None
+            of_targets, of_sources = (rows, grad) if back else (grad, rows)
+            grad_weight = _dot(lists, of_targets, of_sources, count if back else number, weight)
+        return None, grad_rows, grad_weight, None, None, None
 
 
 def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int, weight: Tensor) -> Tensor:
     """Returns the gradient of edge weights [E'] or [E', H], from rows of targets [T', ...] and of sources [S', ...]."""
     if weight.dim() == 2 and source_rows.dim() == 3:
-        return _run(DotEdges, lists, target_rows, source_rows, num_targets)
+        return _run(_DotEdges, lists, target_rows, source_rows, num_targets)
     heads = weight.size(1) if weight.dim() == 2 else 1
     columns = math.prod(source_rows.shape[1:]) // max(1, heads)
     rows = (each.reshape(each.size(0), heads, columns) for each in (target_rows, source_rows))
-    return _run(DotEdges, lists, *rows, num_targets).reshape(weight.shape)
+    return _run(_DotEdges, lists, *rows, num_targets).reshape(weight.shape)
 
 
 class WithFirstRows(torch.autograd.Function):
@@ -137,7 +198,7 @@ class WithFirstRows(torch.autograd.Function):
         return grad, None
 
 
-class Extreme(torch.autograd.Function):
+class _Extreme(torch.autograd.Function):
     """Maximum or minimum by target of source rows [S', ...], or of edge values [E', ...] if ``of_edges``."""
 
     @staticmethod
@@ -154,9 +215,9 @@ class Extreme(torch.autograd.Function):
         x, out = ctx.saved_tensors
         indptr = _indptr(lists, num_targets)
         if torch.is_grad_enabled():
-            values = x if source is None else TakeSources.apply(lists, x, num_targets)
-            passed = _passed(lists, values, out, grad, num_targets)
-            passed = passed if source is None else SumOfPlaces.apply(lists, passed, x.size(0))
+            take, add = _along_sources(lists, num_targets, x.size(0))
+            passed = _passed(lists, x if source is None else take(x.detach()), out, grad, num_targets)
+            passed = passed if source is None else _Linear.apply(passed, add, take)
         else:
             share = ops.share_ties(indptr, source, x, out, grad.contiguous())
             if source is None:
@@ -170,71 +231,15 @@ class Extreme(torch.autograd.Function):
 def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
     """Returns the gradient [E', ...] of ``values`` from the gradient ``grad`` of their extremes ``out``; differentiable in ``grad``."""
     with torch.no_grad():
-        is_extreme = (values == TakeTargets.apply(lists, out, num_targets)).to(values.dtype)
-        ties = SumOfEdges.apply(lists, is_extreme, num_targets, False)
-        ties += (
-            out == 0
-        )  # torch's scatter_reduce counts the zero that it begins with as a tie, also if the result leaves it out
-        share = is_extreme / TakeTargets.apply(lists, ties, num_targets).clamp_(min=1)
-    return TakeTargets.apply(lists, grad, num_targets) * share
+        is_extreme = (values == take_targets(lists, out, num_targets)).to(values.dtype)
+        ties = reduce_edges(lists, is_extreme, num_targets, "sum")
+        # torch's scatter_reduce counts the zero that it begins with as a tie, also if the result leaves it out.
+        ties += out == 0
+        share = is_extreme / take_targets(lists, ties, num_targets).clamp_(min=1)
+    return take_targets(lists, grad, num_targets) * share
 
 
-class TakeSources(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-        ctx.given = lists, x.size(0)
-        num_places = lists.num_places(num_targets)
-        out = x.new_empty(num_places, *x.shape[1:])
-        ops.gather_rows(x.contiguous(), lists.source[:num_places], out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_sources = ctx.given
-        return None, _run(SumOfPlaces, lists, grad, num_sources), None
-
-
-class SumOfPlaces(torch.autograd.Function):
-    """Sums, for each source, the values [E', ...] of its edges."""
-
-    @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_sources: int) -> Tensor:
-        ctx.given = lists, values.size(0)
-        indptr, _, place = _placed_by_source(lists, num_sources)
-        return ops.sum_listed_rows(indptr, place, None, values.contiguous(), None, prefix=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_places = ctx.given
-        return None, grad.index_select(0, lists.source[:num_places]), None
-
-
-class TakeTargets(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-        ctx.given = lists, num_targets, x.size(0)
-        return ops.spread_rows(_indptr(lists, num_targets), x.contiguous())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets, count = ctx.given
-        return None, _padded(_run(SumOfEdges, lists, grad, num_targets, False), count), None
-
-
-class SumOfEdges(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_targets: int, mean: bool) -> Tensor:
-        ctx.given = lists, num_targets, mean
-        return ops.sum_listed_rows(_indptr(lists, num_targets), None, None, values.contiguous(), None, mean)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets, mean = ctx.given
-        grad = _divided(grad, lists, num_targets) if mean else grad
-        return None, _run(TakeTargets, lists, grad, num_targets), None, None
-
-
-class Softmax(torch.autograd.Function):
+class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
         out = ops.softmax_of_lists(_indptr(lists, num_targets), scores.contiguous())
@@ -248,12 +253,12 @@ class Softmax(torch.autograd.Function):
         (out,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             product = out * grad
-            sums = SumOfEdges.apply(lists, product, num_targets, False)
-            return None, product - out * TakeTargets.apply(lists, sums, num_targets), None
+            sums = reduce_edges(lists, product, num_targets, "sum")
+            return None, product - out * take_targets(lists, sums, num_targets), None
         return None, ops.softmax_of_lists_backward(_indptr(lists, num_targets), out, grad.contiguous()), None
 
 
-class DotEdges(torch.autograd.Function):
+class _DotEdges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
         ctx.given = lists, num_targets
@@ -268,14 +273,14 @@ class DotEdges(torch.autograd.Function):
         target_rows, source_rows = ctx.saved_tensors
         grad, grad_target, grad_source = grad.contiguous(), None, None
         if ctx.needs_input_grad[1]:
-            sums = _run(SumOfSources, lists, source_rows, grad, num_targets, False)
+            sums = _run(_Sum, lists, source_rows, grad, num_targets, False, False)
             grad_target = _padded(sums, target_rows.size(0))
         if ctx.needs_input_grad[2]:
-            grad_source = _run(SumOfTargets, lists, target_rows[:num_targets], grad, source_rows.size(0))
+            grad_source = _run(_Sum, lists, target_rows[:num_targets], grad, source_rows.size(0), False, True)
         return None, grad_target, grad_source, None
 
 
-class AdditiveScores(torch.autograd.Function):
+class _AdditiveScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -294,15 +299,14 @@ class AdditiveScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, slope = ctx.given
-        target_rows, source_rows, att = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return (
-                None,
-                *_additive_gradients(lists, target_rows, source_rows, att, slope, num_targets, grad),
-                None,
-                None,
-            )
-        target_rows, source_rows, att, grad = (each.contiguous() for each in (target_rows, source_rows, att, grad))
+        if torch.is_grad_enabled():  # the gradients are differentiated too
+            # As views, none of the tensors is computed from another one.
+            given = [each.view_as(each) for each in ctx.saved_tensors]
+            wanted = [each for each in given if each.requires_grad]
+            out = composed.additive_scores(lists, given[0], given[1], given[2], slope, num_targets)
+            found = dict(zip(map(id, wanted), torch.autograd.grad(out, wanted, grad, create_graph=True)))
+            return None, *(found.get(id(each)) for each in given), None, None
+        target_rows, source_rows, att, grad = (each.contiguous() for each in (*ctx.saved_tensors, grad))
         grad_target = grad_source = grad_att = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             sums, grad_att = ops.additive_scores_by_target(
@@ -317,19 +321,4 @@ class AdditiveScores(torch.autograd.Function):
         return None, grad_target, grad_source, grad_att, None, None
 
 
-def _additive_gradients(
-    lists: EdgeLists,
-    target_rows: Tensor,
-    source_rows: Tensor,
-    att: Tensor,
-    slope: float,
-    num_targets: int,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the differentiable gradients of :func:`additive_scores`. It stores one row per edge."""
-    sums = TakeTargets.apply(lists, target_rows, num_targets) + TakeSources.apply(lists, source_rows, num_targets)
-    slopes = torch.where(sums.detach() > 0, sums.new_ones(()), sums.new_full((), slope))
-    factor = slopes * grad.unsqueeze(-1)
-    by_edge = factor * att
-    by_target = _padded(SumOfEdges.apply(lists, by_edge, num_targets, False), target_rows.size(0))
-    return by_target, SumOfPlaces.apply(lists, by_edge, source_rows.size(0)), (factor * sums).sum(0)
+softmax_by_target, dot_edges, additive_scores = _Softmax.apply, _DotEdges.apply, _AdditiveScores.apply

@@ -10,6 +10,8 @@ On the CPU, :mod:`salientpp.nn.kernel_products` gathers and reduces in one pass.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,11 +46,7 @@ def reduce_sources(
     _check_reduction(reduction)
     _check_sources(lists, x, "x")
     if weight is None:
-        if not _has_kernel(x):
-            return composed.reduce_sources(lists, x, num_targets, reduction, None)
-        if reduction in ("max", "min"):
-            return kernels.Extreme.apply(lists, x, num_targets, reduction == "max", False)
-        return kernels.SumOfSources.apply(lists, x, None, num_targets, reduction == "mean")
+        return _form(x).reduce_sources(lists, x, num_targets, reduction, None)
     if reduction in ("max", "min"):
         raise ValueError(
             f"reduction {reduction!r} takes no weight; multiply take_sources() by it and use reduce_edges()"
@@ -59,9 +57,7 @@ def reduce_sources(
             f"weight must have shape [E'], or [E', H] for an x of [S', H, ...], got {list(weight.shape)} and {list(x.shape)}"
         )
     x, weight = _promoted(x, weight)
-    if not _has_kernel(x):
-        return composed.reduce_sources(lists, x, num_targets, reduction, weight)
-    return kernels.SumOfSources.apply(lists, x, weight, num_targets, reduction == "mean")
+    return _form(x).reduce_sources(lists, x, num_targets, reduction, weight)
 
 
 def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -73,31 +69,27 @@ def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
     """Returns, as [E', ...], the row of each edge's source in x [S', ...]."""
     _check(lists, num_targets)
     _check_sources(lists, x, "x")
-    return (kernels.TakeSources.apply if _has_kernel(x) else composed.take_sources)(lists, x, num_targets)
+    return _form(x).take_sources(lists, x, num_targets)
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
     """Returns, as [E', ...], the row of each edge's target in x [T' or more, ...]."""
     _check(lists, num_targets)
     _check_rows(x, num_targets, "x", "targets")
-    return (kernels.TakeTargets.apply if _has_kernel(x) else composed.take_targets)(lists, x, num_targets)
+    return _form(x).take_targets(lists, x, num_targets)
 
 
 def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: str) -> Tensor:
     """Reduces the values of each target's edges, [E', ...], to [T', ...], as :func:`reduce_sources` does."""
     _check_rows(values, _check(lists, num_targets), "values", "edges that are used", exact=True)
     _check_reduction(reduction)
-    if not _has_kernel(values):
-        return composed.reduce_edges(lists, values, num_targets, reduction)
-    if reduction in ("max", "min"):
-        return kernels.Extreme.apply(lists, values, num_targets, reduction == "max", True)
-    return kernels.SumOfEdges.apply(lists, values, num_targets, reduction == "mean")
+    return _form(values).reduce_edges(lists, values, num_targets, reduction)
 
 
 def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
     """Returns the softmax of scores [E', ...] over the edges of each target, as :func:`torch_geometric.utils.softmax` does."""
     _check_rows(scores, _check(lists, num_targets), "scores", "edges that are used", exact=True)
-    return (kernels.Softmax.apply if _has_kernel(scores) else composed.softmax_by_target)(lists, scores, num_targets)
+    return _form(scores).softmax_by_target(lists, scores, num_targets)
 
 
 def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
@@ -105,8 +97,7 @@ def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_ta
     _check(lists, num_targets)
     _check_pair(lists, target_rows, source_rows, num_targets)
     target_rows, source_rows = _promoted(target_rows, source_rows)
-    apply = kernels.DotEdges.apply if _has_kernel(source_rows) else composed.dot_edges
-    return apply(lists, target_rows, source_rows, num_targets)
+    return _form(source_rows).dot_edges(lists, target_rows, source_rows, num_targets)
 
 
 def additive_scores(
@@ -123,16 +114,15 @@ def additive_scores(
             f"att must have the shape of a row of source_rows, {list(source_rows.shape[1:])}, got {list(att.shape)}"
         )
     target_rows, source_rows, att = _promoted(target_rows, source_rows, att)
-    apply = kernels.AdditiveScores.apply if _has_kernel(source_rows) else composed.additive_scores
-    return apply(lists, target_rows, source_rows, att, negative_slope, num_targets)
+    return _form(source_rows).additive_scores(lists, target_rows, source_rows, att, negative_slope, num_targets)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
-def _has_kernel(x: Tensor) -> bool:
-    """True if compiled kernels compute with x. Otherwise torch's operations do."""
-    return x.device.type == "cpu" and x.dtype in _KERNEL_DTYPES
+def _form(x: Tensor) -> Any:
+    """Returns the module that computes with x: compiled kernels, or torch's operations."""
+    return kernels if x.device.type == "cpu" and x.dtype in _KERNEL_DTYPES else composed
 
 
 def _check(lists: EdgeLists, num_targets: int) -> int:

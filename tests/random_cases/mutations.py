@@ -94,9 +94,9 @@ MUTATIONS = [
     Mutation("trim", "nn/layer_call.py", "    if change_of(conv) is not None or change_inside(conv) is not None:\n        return False\n", ""),
     Mutation("trim", "nn/layer_call.py", "num_edges = hops.edges_into(self.relation, call.in_hops - 1)", "num_edges = hops.edges_into(self.relation, max(0, call.in_hops - 2))"),
     Mutation("trim", "nn/run.py", "        least = min(counts)\n", "        least = max(counts)\n"),
-    Mutation("trim", "nn/kernel_products.py", "(_divided(grad, lists, num_targets) if mean else grad).contiguous()", "grad.contiguous()"),
+    Mutation("trim", "nn/kernel_products.py", "(_divided(grad, lists, number) if mean else grad).contiguous()", "grad.contiguous()"),
     Mutation("trim", "nn/kernel_products.py", "        grad[:number] += first\n", "        grad[:number] = first\n"),
-    Mutation("trim", "nn/kernel_products.py", "return None, product - out * TakeTargets.apply(lists, sums, num_targets), None", "return None, product - TakeTargets.apply(lists, sums, num_targets), None"),
+    Mutation("trim", "nn/kernel_products.py", "return None, product - out * take_targets(lists, sums, num_targets), None", "return None, product - take_targets(lists, sums, num_targets), None"),
     # --- inference and full-graph training
     Mutation("inferred", "layerwise/normalisation.py", "weight = factor[edge_index[0]] * weight * factor[edge_index[1]]", "weight = factor[edge_index[1]] * weight * factor[edge_index[1]]"),
     Mutation("inferred", "layerwise/products.py", "return before[indptr], place[is_inside] - begin", "return before[indptr], place[is_inside]"),
