@@ -21,7 +21,7 @@ from salientpp.fullgraph.normalise import Helpers
 from salientpp.fullgraph.outputs import mapped_output
 from salientpp.fullgraph.recompute import Recompute
 from salientpp.fullgraph.trimmed_share import trimmed
-from salientpp.nn.layers import linear_form, pair_of, source_names
+from salientpp.nn.layers import linear_form, pair_of, product_of, source_names
 from salientpp.nn.products import reduce_sources
 from salientpp.nn.trace import TrimPlan
 from salientpp.ranks.cooperation import Cooperation
@@ -97,16 +97,10 @@ class BatchModel(DistributedModel):
         return given
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        form, source = linear_form(conv), pair_of(given.get("x"))[0]
-        if (
-            form is None
-            or not isinstance(edge_index, Tensor)
-            or not isinstance(source, Tensor)
-            or not source.is_floating_point()
-        ):
+        terms = product_of(linear_form(conv), given)
+        if terms is None or not isinstance(edge_index, Tensor):
             return None
-        name, reduce = form
-        weight = None if name is None else given.get(name)
+        source, weight, reduce = terms
         if weight is not None and (weight.dim() != 1 or reduce in ("max", "min")):
             return None
         rows = source.movedim(conv.node_dim, 0)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.nn.layers import layer_of, name_of, overridden_callers
+from salientpp.nn.layers import GRAPH_NORMS, ORDERED_AGGREGATIONS, layer_of, name_of, overridden_callers
 from salientpp.nn.unchanged import change_of, subclass_in
 
 _WHOLE = "looks at all vertices of the graph at once"
@@ -49,7 +49,7 @@ REFUSED: Mapping[str, str] = {
 
 #: Other modules that are refused -> reason.
 _REFUSED_MODULES: Mapping[str, str] = {
-    **dict.fromkeys(["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm"], _WHOLE),
+    **dict.fromkeys(GRAPH_NORMS, _WHOLE),
     **dict.fromkeys(["HeteroBatchNorm", "HeteroLayerNorm"], _TYPED),
     **dict.fromkeys(["TopKPooling", "SAGPooling", "EdgePooling", "ASAPooling", "PANPooling", "MemPooling"], _WHOLE),
 }
@@ -78,7 +78,7 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
         return _REFUSED_MODULES[kind]
     if is_pyg and kind == "LayerNorm" and getattr(module, "mode", "node") != "node":
         return f"{_WHOLE}; mode='node' does not"
-    if kind in ("LSTMAggregation", "GRUAggregation") and is_pyg:
+    if kind in ORDERED_AGGREGATIONS and is_pyg:
         return "depends on the order of the edges into a vertex, which a partition does not keep"
     if is_pyg and ".aggr." in type(module).__module__ and not is_inside:
         return f"{_WHOLE} if used outside a message-passing layer"

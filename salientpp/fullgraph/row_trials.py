@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.row_counts import Count, mapped_arguments
+from salientpp.nn.rehearsal import same_draws
 
 #: Functions whose results have arbitrary values.
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -304,8 +305,7 @@ class NoChance(TorchDispatchMode):
                 return func(**{**given, name: 0.0})
         generator = given.get("generator")  # of the user's
         state = None if generator is None else generator.get_state()
-        devices = {each.device for each in output_tensors([args, kwargs]) if each.device.type != "cpu"}
-        with torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu"):
+        with same_draws([args, kwargs]):
             out = func(*args, **kwargs)
         if generator is not None:
             generator.set_state(state)

@@ -22,7 +22,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Kind, LayerEdges, Normalisation, kinds_of
 from salientpp.layerwise.split import Split, can_add, forms_of, on_graph
-from salientpp.nn.layers import LAYERS
+from salientpp.nn.layers import GRAPH_NORMS, LAYERS, ORDERED_AGGREGATIONS, Replaced, uncached
 from salientpp.ops import bytes_of
 from salientpp.sampling.stored import GraphTopology
 from salientpp.sampling.topology import DrawOptions
@@ -48,13 +48,11 @@ _REASONS = {
     "HypergraphConv": _DEGREES,
     **dict.fromkeys(["APPNP", "ChebConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "ARMAConv"], _SEVERAL_HOPS),
     **dict.fromkeys(["GatedGraphConv", "SignedConv", "AntiSymmetricConv"], _SEVERAL_HOPS),
-    **dict.fromkeys(
-        ["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm", "GPSConv"], _ALL_VERTICES
-    ),
+    **dict.fromkeys([*GRAPH_NORMS, "GPSConv"], _ALL_VERTICES),
     "LayerNorm": f"{_ALL_VERTICES} unless mode='node'",
     **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it is itself an item of the list"),
     **dict.fromkeys(["FAConv", "GCN2Conv", "DNAConv"], _FIRST_ROWS),
-    **dict.fromkeys(["LSTMAggregation", "GRUAggregation", "MLPAggregation"], "depends on the order of edges"),
+    **dict.fromkeys([*ORDERED_AGGREGATIONS, "MLPAggregation"], "depends on the order of edges"),
 }
 
 
@@ -231,23 +229,17 @@ def device_of(model: Any) -> torch.device:
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Sets the model to evaluation mode, with corrected quantiles and without values cached by layers with ``cached=True``. Restores the model afterwards."""
-    before = []
+    with Replaced(_in_evaluation(model)):
+        yield
+
+
+def _in_evaluation(model: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
         own = vars(part)
-        changes: dict[str, Any] = {"training": False}
-        if getattr(part, "cached", False) is True:
-            changes.update(cached=False, **{name: None for name in own if name.startswith("_cached_")})
+        yield own, "training", False
+        yield from uncached(own)
         if "forward" not in own and (forward := corrected(part)) is not None:
-            changes["forward"] = forward
-        before.append((own, {name: own[name] for name in changes if name in own}, changes))
-        own.update(changes)
-    try:
-        yield
-    finally:
-        for own, values, changes in before:
-            for name in changes.keys() - values.keys():
-                del own[name]
-            own.update(values)
+            yield own, "forward", forward
 
 
 def digests_of(model: Any) -> dict[str, str]:

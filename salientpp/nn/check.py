@@ -7,6 +7,7 @@ check measures how sensitive the model is to rounding errors.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,13 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import Replaced
 from salientpp.nn.rehearsal import Rehearsal, rehearsal
 from salientpp.nn.trace import ALL, Call, TrimPlan
-from salientpp.nn.undo import Noted
+from salientpp.nn.undo import NotedDispatch
 from salientpp.sampling.hops import Hops
 
 _DROPOUTS = (
@@ -286,24 +286,19 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-class SameNumbers(Noted, TorchDispatchMode):
+class SameNumbers(NotedDispatch):
     """Seeds the generator before each random operation, so that the first rows get equal numbers in both models."""
 
     def __init__(self) -> None:
         super().__init__()
         self.draws = 0
-        self._states: dict[
-            torch.Generator, Tensor
-        ] = {}  # of generators of the user's, which need not belong to the model
+        # States of generators of the user's, which need not belong to the model.
+        self._states: dict[torch.Generator, Tensor] = {}
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         for generator, state in self._states.items():
             generator.set_state(state)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
-            return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -318,9 +313,8 @@ class SameNumbers(Noted, TorchDispatchMode):
             # The generator makes the last 16 numbers in another way than the others.
             torch.default_generator.manual_seed(self.draws)
             more = torch.randn(out.numel() + 64 - out.numel() % 16, dtype=out.dtype, device=out.device)[: out.numel()]
-            mean, std = (
-                [*args[1:3], *(0.0, 1.0)[len(args) - 1 :]] if func._schema.name == "aten::normal_" else (0.0, 1.0)
-            )
+            given = list(args[1:3]) if func._schema.name == "aten::normal_" else []
+            mean, std = given + [0.0, 1.0][len(given) :]
             out.copy_(more.view(out.shape) * kwargs.get("std", std) + kwargs.get("mean", mean))
         return out
 
@@ -331,7 +325,4 @@ _NORMAL = frozenset(["aten::randn", "aten::randn_like", "aten::normal_"])
 
 def first_of(sequence: Sequence[str], other: Sequence[str]) -> str:
     """Compares two sequences of function names. Returns the first name of ``sequence`` that differs."""
-    for a, b in zip(sequence, other):
-        if a != b:
-            return a
-    return sequence[len(other)] if len(sequence) > len(other) else other[len(sequence)] if other != sequence else ""
+    return next((a or b for a, b in itertools.zip_longest(sequence, other) if a != b), "")

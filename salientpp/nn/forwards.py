@@ -17,8 +17,8 @@ def _is_autocast(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
 
 
-def can_sum_first(conv: Any, x: Tensor) -> bool:
-    """Returns True if :func:`gcn` can replace the forward of a GCNConv."""
+def has_plain_map(conv: Any, x: Tensor) -> bool:
+    """Returns True if :func:`gcn` can replace the forward of a GCNConv, or :func:`gat` that of a GATConv without edge attributes."""
     return is_plain(conv.lin) and conv.lin.bias is None and not _is_autocast(x)
 
 
@@ -50,11 +50,6 @@ def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Ten
     """
     out = conv.lin_l(means(x)).addmm_(x[1], conv.lin_r.weight.t())
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
-
-
-def can_score_inputs(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
-    """Returns True if :func:`gat` can replace the forward of a GATConv without edge attributes."""
-    return is_plain(conv.lin) and conv.lin.bias is None and not _is_autocast(x[0])
 
 
 def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]) -> Tensor:

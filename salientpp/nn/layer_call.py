@@ -26,6 +26,7 @@ from salientpp.nn.layers import (
     layer_of,
     linear_form,
     pair_of,
+    product_of,
     reduction_of,
     with_helpers,
 )
@@ -245,10 +246,10 @@ class LayerCall:
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
         if type(conv) is pyg.GCNConv and form is not None and form[1] in ("sum", "mean") and isinstance(x, Tensor):
             is_cheaper = x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels)
-            return self._gcn if is_cheaper and forwards.can_sum_first(conv, x) else None
+            return self._gcn if is_cheaper and forwards.has_plain_map(conv, x) else None
         if type(conv) is pyg.SAGEConv and form is not None and is_pair and forwards.can_add_in_place(conv, x):
             return self._sage
-        if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.can_score_inputs(conv, x):
+        if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.has_plain_map(conv, x[0]):
             return self._gat_of_inputs
         return None
 
@@ -363,12 +364,10 @@ class LayerCall:
         fused = FUSED.get(type(conv).message)
         if fused is not None:
             return fused(self, lists, given)
-        form = self._form
-        source = pair_of(given.get("x"))[0]
-        if form is None or not isinstance(source, Tensor) or not source.is_floating_point():
+        terms = product_of(self._form, given)
+        if terms is None:
             return None
-        name, reduction = form
-        weight = None if name is None else given.get(name)
+        source, weight, reduction = terms
         if weight is not None and weight.dim() != 1:
             return None
         number = self._num_targets(given["x"])

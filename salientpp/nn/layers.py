@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch_geometric.nn as pyg
+from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.unchanged import change_of
@@ -111,6 +112,15 @@ LAYERS: Mapping[str, Layer] = {
 }
 
 
+#: Modules of PyG that normalise over all rows of a graph.
+GRAPH_NORMS = ("GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm")
+
+#: Aggregations of PyG that depend on the order of the edges into a target.
+ORDERED_AGGREGATIONS = ("LSTMAggregation", "GRUAggregation")
+
+#: Attention layers that compute the weight of each edge in ``edge_updater``, and only pass it on to ``propagate``.
+EDGE_ATTENTION = (pyg.GATConv, pyg.GATv2Conv)
+
 #: Layers for graphs with several types, which take dictionaries. Full-graph training does not support them.
 TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
 
@@ -145,6 +155,19 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
     facts = LINEAR_MESSAGES.get(type(conv).message)
     reduction = None if facts is None else reduction_of(conv)
     return None if facts is None or reduction is None else (facts.weight, reduction)
+
+
+def product_of(
+    form: tuple[str | None, str] | None, given: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None, str] | None:
+    """Returns what a layer of a :func:`linear_form` multiplies, from the arguments of its ``propagate``; None if this is no product of rows.
+
+    That is the rows of sources, the weights of the edges or None, and the reduction.
+    """
+    source = pair_of(given.get("x"))[0]
+    if form is None or not isinstance(source, Tensor) or not source.is_floating_point():
+        return None
+    return source, None if form[0] is None else given.get(form[0]), form[1]
 
 
 def reduction_of(conv: MessagePassing, is_unchanged: bool = False) -> str | None:
@@ -211,6 +234,22 @@ class Replaced:
 
 
 _ABSENT = object()
+
+
+def remove_hooks(module: torch.nn.Module, functions: Collection[Any]) -> None:
+    """Removes those forward hooks and forward pre-hooks of a module that are among ``functions``."""
+    tables = [value for name, value in vars(module).items() if name.startswith("_forward_") and isinstance(value, dict)]
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number in [number for number, hook in hooks.items() if hook in functions]:
+            for table in tables:
+                table.pop(number, None)
+
+
+def uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yields replacements that switch off the cache (``cached=True``) of a layer with the attributes ``own``. It may hold another graph's values."""
+    for name, kept in [*own.items()]:
+        if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
+            yield own, name, False if name == "cached" else None
 
 
 def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -13,15 +13,24 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
+from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
-from salientpp.containers import mapped
-from salientpp.nn.layers import LINEAR_MESSAGES
+from salientpp.nn.layers import EDGE_ATTENTION, LINEAR_MESSAGES, ORDERED_AGGREGATIONS, remove_hooks
 from salientpp.nn.merge_check import check_model
 from salientpp.nn.unchanged import HOOKS, change_of, is_plain
 from salientpp.suggestions import suggest_arguments
-from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, leave_to_python, mark, marked_in
+from salientpp.ways.sums.marked import (
+    EDGE_WEIGHTS,
+    EDGES,
+    ROWS,
+    Delivered,
+    Marked,
+    leave_to_python,
+    mark,
+    marked_in,
+    unmarked,
+)
 
 #: Reductions of the loader that an aggregation can continue.
 _REDUCTIONS: dict[type, tuple[str, ...]] = {
@@ -32,7 +41,7 @@ _REDUCTIONS: dict[type, tuple[str, ...]] = {
 
 #: Aggregation -> reason why it cannot continue a sum.
 _WHY_NOT = {
-    **dict.fromkeys(("LSTMAggregation", "GRUAggregation"), "which depends on the order of the messages"),
+    **dict.fromkeys(ORDERED_AGGREGATIONS, "which depends on the order of the messages"),
     **dict.fromkeys(("StdAggregation", "VarAggregation"), "which needs sums of squares, and the batch has none"),
     "SoftmaxAggregation": "which weights each message by all others",
     "MultiAggregation": "and one reduction cannot replace several",
@@ -46,9 +55,6 @@ _OPENED = "_salientpp_opened"
 _HAS_X = "_salientpp_has_x"
 #: Method of a layer that runs outside compiled code while the layer has marked arguments.
 _PROPAGATE = "propagate"
-
-#: Layers whose forward() works on each edge separately. It may add and remove loops, and gets plain tensors.
-_BY_EDGE = (GATConv, GATv2Conv)
 
 _Inputs = tuple[Any, Any, dict[str, Any]]
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -113,9 +119,7 @@ def merge_partial(model: Model, *, check: bool = True) -> Model:
         layer.register_propagate_forward_hook(_after_propagate)
         for name in (_CALL, _OPENED, _HAS_X):
             setattr(layer, name, None)
-    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is check_model]:
-        del model._forward_pre_hooks[key]
-        model._forward_pre_hooks_with_kwargs.pop(key, None)
+    remove_hooks(model, [check_model])
     if check:
         model.register_forward_pre_hook(check_model, with_kwargs=True)
     return model
@@ -141,11 +145,12 @@ def _open(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any], g
     if _PROPAGATE not in vars(conv):
         setattr(conv, _PROPAGATE, functools.partial(_run_eagerly, conv.propagate))
     edges = next((each for each in given if each.role == EDGES), None)
-    if edges is None or type(conv).forward not in [known.forward for known in _BY_EDGE]:
+    # The forward of these layers works on each edge separately. It may add and remove loops, and gets plain tensors.
+    if edges is None or type(conv).forward not in [known.forward for known in EDGE_ATTENTION]:
         return None
     named = dict(enumerate(args)) | kwargs
     setattr(conv, _OPENED, _call_on(conv, edges, named))
-    return _plain(args), _plain(kwargs)
+    return unmarked(args), unmarked(kwargs)
 
 
 def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
@@ -177,7 +182,7 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
             f"{type(conv).__name__} reads {lacking[0]} in its messages, but {lacking[0]} lacks the edges that sums replace; leave partial_aggregation out"
         )
     setattr(conv, _CALL, call)
-    return edge_index.plain(), size, _plain(kwargs)
+    return edge_index.plain(), size, unmarked(kwargs)
 
 
 def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
@@ -249,10 +254,6 @@ def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
 def _source(value: Any) -> Any:
     """Returns the rows of sources, given an argument that may be a pair (rows of sources, rows of targets)."""
     return value[0] if isinstance(value, (tuple, list)) and value else value
-
-
-def _plain(value: Any) -> Any:
-    return mapped(value, lambda each: each.plain() if isinstance(each, Marked) else each)
 
 
 def _check_unchanged(conv: MessagePassing) -> None:

@@ -23,7 +23,7 @@ from salientpp.containers import tensors_of
 from salientpp.nn.check import CheckedCall, Fault, Results
 from salientpp.nn.planned import Attributes, is_power_of_four
 from salientpp.nn.rehearsal import key_of_storage
-from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
+from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in, unmarked
 
 #: Largest number of combinations of modes and plain arguments whose calls are counted separately.
 _MAX_KINDS = 8
@@ -115,7 +115,7 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
     hops: Any = types.SimpleNamespace(num_nodes={None: [halves.delivered.seeds, halves.number]})
     plain, merged = (
         (tuple(map(change, args)), {name: change(each) for name, each in kwargs.items()})
-        for change in (halves.plain, halves.merged)
+        for change in (unmarked, halves.merged)
     )
     run: Any = lambda plan: contextlib.nullcontext()  # noqa: E731
     return _Both(model, hops, *plain, run, _Trial(model, hops, *merged, run)).fault_of([])
@@ -202,10 +202,6 @@ class _Halves:
         ends = tuple([int(keeps_edge[:end].sum()) for end in delivered.edges_to])
         marked = replace(delivered, partial=sums, num_nodes=int(keeps.sum()), edges_to=ends)
         return cls(delivered, marked, keeps, keeps_edge)
-
-    def plain(self, value: Any) -> Any:
-        """Returns a model's argument for the first form: without marks, and with a row for every vertex."""
-        return value.plain() if isinstance(value, Marked) else _mapped(self.plain, value)
 
     def merged(self, value: Any) -> Any:
         """Returns a model's argument in the form with sums: marked, and without the rows that sums replace."""

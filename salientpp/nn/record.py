@@ -18,24 +18,14 @@ from torch_geometric.nn.models import rev_gnn
 
 from salientpp.containers import tensors_of
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
-from salientpp.nn.layers import Replaced, layer_of
+from salientpp.nn.layers import GRAPH_NORMS, Replaced, layer_of, remove_hooks
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Recorder, TrimPlan
 from salientpp.nn.undo import Noted, note, undo_noted
 from salientpp.sampling.hops import Hops
 
 #: Name prefixes of modules that compute statistics over all rows they get.
-_NORMS = (
-    "BatchNorm",
-    "SyncBatchNorm",
-    "GraphNorm",
-    "PairNorm",
-    "DiffGroupNorm",
-    "InstanceNorm",
-    "MeanSubtraction",
-    "GraphSizeNorm",
-    "LayerNorm",
-)
+_NORMS = (*GRAPH_NORMS, "BatchNorm", "SyncBatchNorm", "DiffGroupNorm", "LayerNorm")
 
 #: Files whose functions call layers in the forward and again in the backward.
 _CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
@@ -76,25 +66,26 @@ def record(
     :func:`~salientpp.nn.rehearsal.rehearsal`.
     """
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
+    keep_hops = functools.partial(recorder.propagate, length=0)
     seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
         if isinstance(module, MessagePassing):
             seen[module] = {
                 "forward": functools.partial(_call, recorder, module, path, hops, module.forward),
                 "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
-                "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
+                "edge_updater": functools.partial(_seen, keep_hops, module.edge_updater),
             }
             for part in module.modules():
                 if not isinstance(part, (MessagePassing, Aggregation)):
                     seen[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
         elif norms_are_row_wise and type(module).__name__.startswith(_NORMS):
-            seen[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
+            seen[module] = {"forward": functools.partial(_seen, keep_hops, module.forward)}
         elif may_be_row_wise(module):
             otherwise = seen.get(module, {}).get("forward", module.forward)
             seen[module] = {"forward": functools.partial(_row_wise, recorder, module, module.forward, otherwise)}
     values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
     functions = _Functions(recorder)
-    remove = functools.partial(_remove_hooks, model, functions)
+    remove = functools.partial(remove_hooks, model, (functions.begin, functions.end))
     note(remove)
     try:
         model.register_forward_pre_hook(functions.begin, prepend=True)
@@ -105,12 +96,6 @@ def record(
         undo_noted(remove)
     trusting = recorder.plan(out, trusts_readings=True)
     return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
-
-
-def _remove_hooks(model: torch.nn.Module, functions: _Functions) -> None:
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):
-        for number in [number for number, each in hooks.items() if each in (functions.begin, functions.end)]:
-            hooks.pop(number, None)
 
 
 # --- modules that work on each row separately -------------------------------------------------------------------
@@ -161,7 +146,7 @@ def _row_wise(
     **kwargs: Any,
 ) -> Any:
     if recorder.unseen(lambda: is_row_wise(module, args, kwargs)) and recorder.are_rows([args, kwargs]):
-        return recorder.edge_updater([args, kwargs], lambda: forward(*args, **kwargs))
+        return recorder.propagate([args, kwargs], lambda: forward(*args, **kwargs), length=0)
     return recorder.quietly(lambda: otherwise(*args, **kwargs))
 
 

@@ -12,7 +12,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
 from salientpp.containers import tensors_of
-from salientpp.nn.undo import Noted, note, undo_noted
+from salientpp.nn.undo import NotedDispatch, note, undo_noted
 
 
 @contextmanager
@@ -40,8 +39,6 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     Batches, lists and dictionaries among them are the caller's own objects. They get the caller's tensors back afterwards.
     """
     state = State([*model.modules(), args, kwargs])
-    devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
-    forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
     others, undo = (random.getstate(), np.random.get_state()), _Undo()
 
     def restore() -> None:
@@ -53,10 +50,16 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
     note(restore)
     try:
-        with forked, _OwnTensors(), undo:
+        with same_draws([args, kwargs]), _OwnTensors(), undo:
             yield Rehearsal(model, others, undo, args, kwargs)
     finally:
         undo_noted(restore)
+
+
+def same_draws(value: Any) -> AbstractContextManager[None]:
+    """Restores, at the end of the context, torch's generators of random numbers of the CPU, and of the device of tensors in ``value``."""
+    devices = {each.device for each in tensors_of(value) if each.device.type != "cpu"}
+    return torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
 
 
 class Rehearsal:
@@ -271,17 +274,13 @@ def _set_generator_state(value: Any, state: Any) -> None:
         value.bit_generator.state = state
 
 
-class _Undo(Noted, TorchDispatchMode):
+class _Undo(NotedDispatch):
     """Copies memory before torch first writes to it, to restore it. Memory that the call allocates is exempt."""
 
     def __init__(self) -> None:
         super().__init__()
         self._before: dict[StorageWeakRef, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._new: set[StorageWeakRef] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
-            return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         positions, names = _written(func)

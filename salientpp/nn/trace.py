@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from salientpp.containers import tensors_of
+from salientpp.nn.layers import Replaced
 from salientpp.nn.rehearsal import is_written
 from salientpp.nn.rehearsal import key_of_storage as _key
 from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise
 from salientpp.nn.sizes import Reading, RowCount, Shape
-from salientpp.nn.undo import Noted
+from salientpp.nn.undo import NotedDispatch
 
 #: Number of hops that no batch reaches; it means that all rows are needed.
 ALL = 1 << 30
@@ -88,7 +88,7 @@ def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
     return ignored
 
 
-class Recorder(Noted, TorchDispatchMode):
+class Recorder(NotedDispatch):
     """Follows rows through a forward pass and builds the plan.
 
     Args:
@@ -121,11 +121,8 @@ class Recorder(Noted, TorchDispatchMode):
 
     def quietly(self, run: Callable[[], Any]) -> Any:
         """Runs a module that a trimmed model calls as a whole, without following its inner operations."""
-        self._quiet += 1
-        try:
+        with Replaced([(vars(self), "_quiet", self._quiet + 1)]):
             return run()
-        finally:
-            self._quiet -= 1
 
     @property
     def counts_rows(self) -> bool:
@@ -176,17 +173,9 @@ class Recorder(Noted, TorchDispatchMode):
 
     @_unseen
     def propagate(self, inputs: Any, run: Callable[[], Any], length: int = 1) -> Any:
-        """Runs a function from rows of sources to rows of targets, over ``length`` hops."""
-        node = self._new_node(length, self._nodes_of(inputs))
-        out = self.unseen(run)
-        for tensor in tensors_of(out):
-            self._rows[_key(tensor)] = _Rows(1 << node, tensor.size(0))
-        return out
-
-    @_unseen
-    def edge_updater(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs a function from rows of vertices to rows of edges."""
+        """Runs a function from rows of sources to rows of targets, over ``length`` hops. With 0 hops, to rows of edges, or to the same rows."""
         found = self._nodes_of(inputs)
+        found = 1 << self._new_node(length, found) if length else found
         out = self.unseen(run)
         for tensor in tensors_of(out):
             self._rows[_key(tensor)] = _Rows(found, tensor.size(0))
@@ -207,8 +196,10 @@ class Recorder(Noted, TorchDispatchMode):
         """Records that tensors from a user's ``autograd.Function`` need all rows, because its backward may mix them."""
         for tensor in tensors_of(inputs):
             function = tensor.grad_fn
-            if isinstance(function, BackwardCFunction) and not _home_of(function).startswith(_KEEP_ROWS):
-                self._need_all(self._nodes_of([tensor]))
+            if isinstance(function, BackwardCFunction):
+                home = getattr(function, "_forward_cls", type(function)).__module__
+                if not home.startswith(_KEEP_ROWS):
+                    self._need_all(self._nodes_of([tensor]))
 
     def shape_of(self, tensor: Tensor) -> Shape | None:
         """Returns a followed tensor's shape, which reports what becomes of the number of rows; None for other tensors."""
@@ -231,11 +222,8 @@ class Recorder(Noted, TorchDispatchMode):
         """Runs a module inside a layer. If it mixes rows of edges, as norms do, the layer needs all edges."""
         if not self.is_inside:  # it is used between layers too
             return run()
-        self._parts += 1
-        try:
+        with Replaced([(vars(self), "_parts", self._parts + 1)]):
             return self._part(inputs, run)
-        finally:
-            self._parts -= 1
 
     def _part(self, inputs: Any, run: Callable[[], Any]) -> Any:
         if not self._suspended:
@@ -243,11 +231,8 @@ class Recorder(Noted, TorchDispatchMode):
         node = self._new_node(0, 0)
         for tensor in tensors_of(inputs):
             self._mark(tensor, 1 << node)
-        before, self._suspended, self._num_seeds = (self._suspended, self._num_seeds), 0, 0
-        try:
+        with Replaced([(vars(self), "_suspended", 0), (vars(self), "_num_seeds", 0)]):
             out = run()
-        finally:
-            self._suspended, self._num_seeds = before
         if self._nodes[node].hops == ALL:
             self._calls[-1].is_whole = True
         return out
@@ -287,12 +272,7 @@ class Recorder(Noted, TorchDispatchMode):
 
     # --- operations -----------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
-            return self._dispatch(func, args, kwargs)
-
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        kwargs = kwargs or {}
         if self._suspended:
             return func(*args, **kwargs)
         given = [tensor for tensor in tensors_of([args, kwargs]) if _key(tensor) in self._rows]
@@ -372,11 +352,6 @@ class Recorder(Noted, TorchDispatchMode):
 
 #: Modules whose functions compute the gradient of each row separately.
 _KEEP_ROWS = ("salientpp.", "torch.nn.parallel.")
-
-
-def _home_of(function: BackwardCFunction) -> str:
-    """Returns the Python module of the ``autograd.Function`` whose gradient a node computes."""
-    return getattr(function, "_forward_cls", type(function)).__module__
 
 
 def _view_key(tensor: Tensor) -> Any:

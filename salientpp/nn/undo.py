@@ -91,9 +91,7 @@ class Noted:
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[misc]
-        undo_noted(
-            self._remove
-        )  # torch removes the mode on top, which may be another one that an interrupt has left there
+        undo_noted(self._remove)  # torch removes the mode on top, which may be another one that an interrupt left
 
     def _remove(self) -> None:
         """Removes the mode from torch's stack, wherever it is."""
@@ -116,3 +114,14 @@ class Noted:
         told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
         if told is not None:
             told(self._flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
+
+
+class NotedDispatch(Noted, _python_dispatch.TorchDispatchMode):
+    """Dispatch mode that calls ``_dispatch(func, args, kwargs)`` for each operation. Functions that this method calls are none of the model's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError

@@ -32,16 +32,20 @@ _DESCRIBES = frozenset([
 _COPIES = frozenset([
     "to", "cpu", "cuda", "clone", "detach", "detach_", "contiguous", "pin_memory", "share_memory_", "alias", "requires_grad_"
 ])  # fmt: skip
+#: Operations on single elements of several tensors, which broadcast.
+BROADCASTING = (
+    "add sub subtract mul multiply div divide true_divide truediv pow maximum minimum lerp addcmul addcdiv where masked_fill "
+    "eq ne lt le gt ge and or logical_and logical_or"
+)
 #: Operations on single elements, named without the underscores of special methods and of operations in place.
 _ELEMENTWISE = frozenset([
+    *BROADCASTING.split(),
     "abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh", "sigmoid", "logsigmoid", "log_sigmoid",
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "tanhshrink", "softshrink",
-    "hardshrink", "hardtanh", "hardsigmoid", "hardswish", "threshold", "erf", "sign", "clamp", "clip", "nan_to_num", "add", "radd", "iadd", "sub",
-    "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul", "div", "divide", "truediv", "rdiv", "rtruediv", "itruediv", "true_divide", "pow",
-    "rpow", "maximum", "minimum", "lerp", "addcmul", "addcdiv", "where", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "isnan", "isfinite", "isinf",
-    "logical_not", "logical_and", "logical_or", "invert", "and", "or", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout",
-    "native_dropout", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "float", "double", "half", "bfloat16", "type",
-    "type_as", "to"
+    "hardshrink", "hardtanh", "hardsigmoid", "hardswish", "threshold", "erf", "sign", "clamp", "clip", "nan_to_num", "radd", "iadd", "rsub", "isub",
+    "rmul", "imul", "rdiv", "rtruediv", "itruediv", "rpow", "isnan", "isfinite", "isinf", "logical_not", "invert", "dropout", "alpha_dropout",
+    "feature_dropout", "feature_alpha_dropout", "native_dropout", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like",
+    "float", "double", "half", "bfloat16", "type", "type_as", "to"
 ])  # fmt: skip
 #: Operations along dimensions: the position of ``dim`` among the arguments, and its default. The first dimension is refused.
 _ALONG: dict[str, tuple[int, Any]] = {
@@ -150,6 +154,11 @@ def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: 
 def marked_in(value: Any) -> Iterator[Marked]:
     """Yields each :class:`Marked` tensor in a value, also inside containers."""
     return found(value, Marked)
+
+
+def unmarked(value: Any) -> Any:
+    """Returns a value with plain tensors instead of :class:`Marked` ones, also inside containers."""
+    return mapped(value, lambda each: each.plain() if isinstance(each, Marked) else each)
 
 
 def _version_of(tensor: Tensor) -> int:
