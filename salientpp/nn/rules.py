@@ -102,21 +102,9 @@ def _slice(op: Operation) -> bool | str:
     return is_prefix and (out == op.number or out <= op.num_seeds)
 
 
-def _select(op: Operation) -> bool:
-    return op.named["dim"] % op.given[0].dim() != 0 and op.keeps_rows()
-
-
-def _permute(op: Operation) -> bool:
-    return op.named["dims"][0] % op.given[0].dim() == 0
-
-
 def _transpose(op: Operation) -> bool:
     ndim = op.given[0].dim()
     return op.named["dim0"] % ndim != 0 and op.named["dim1"] % ndim != 0
-
-
-def _expand(op: Operation) -> bool:
-    return op.given[0].dim() == op.out.dim() and op.keeps_rows()
 
 
 def _product(name: str, others: Sequence[str]) -> Rule:
@@ -192,10 +180,10 @@ RULES: dict[str, Rule] = dict(
         *_names("unsqueeze stack", _new_dimension),
         *_names("view _unsafe_view reshape squeeze _reshape_alias", _view),
         *_names("slice", _slice),
-        *_names("select", _select),
-        *_names("permute", _permute),
+        *_names("select", lambda op: op.named["dim"] % op.given[0].dim() != 0 and op.keeps_rows()),
+        *_names("permute", lambda op: op.named["dims"][0] % op.given[0].dim() == 0),
         *_names("transpose", _transpose),
-        *_names("expand", _expand),
+        *_names("expand", lambda op: op.given[0].dim() == op.out.dim() and op.keeps_rows()),
         *_names("repeat", _repeat),
         *_names("mm", _product("self", ["mat2"])),
         *_names("addmm", _sum_of_product),

@@ -20,6 +20,7 @@ from salientpp.nn.record import is_called_again, is_row_wise, may_be_row_wise, n
 from salientpp.nn.trace import Call, TrimPlan
 from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
+from salientpp.ways.sums.marked import BROADCASTING
 
 
 def _functions(names: str) -> frozenset[Any]:
@@ -31,9 +32,8 @@ def _functions(names: str) -> frozenset[Any]:
 
 #: Functions of several tensors that work on each row separately, and broadcast.
 _ALIGNED = _functions(
-    "add sub subtract mul multiply div divide true_divide truediv pow maximum minimum max min fmax fmin lerp addcmul addcdiv "
-    "where masked_fill fmod remainder atan2 hypot logaddexp xlogy "
-    "copysign eq ne lt le gt ge and or xor logical_and logical_or logical_xor cosine_similarity pairwise_distance"
+    f"{BROADCASTING} max min fmax fmin fmod remainder atan2 hypot logaddexp xlogy copysign xor logical_xor "
+    "cosine_similarity pairwise_distance"
 )
 #: Functions that do not broadcast, and functions that may join columns.
 _EQUAL = _functions("stack bmm baddbmm bilinear")
@@ -125,32 +125,24 @@ class TrimmedRun(Noted, TorchFunctionMode):
             is_plain = all(type(each) in _PLAIN for each in tensors_of((*args, *kwargs.values())))
             # Without torch functions, this mode and the check for subclasses cost nothing.
             with torch._C.DisableTorchFunction() if is_plain else contextlib.nullcontext():
-                layer = self._cut(conv, path, call, forward, args, kwargs)
+                layer = self._cut(conv, call, forward, args, kwargs)
                 if is_plain and layer.is_aligned:
                     return layer.run(forward)
             return layer.run(forward)
         finally:
             self._is_inside = False
 
-    def _cut(
-        self,
-        conv: MessagePassing,
-        path: str,
-        call: Call,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> LayerCall:
+    def _cut(self, conv: MessagePassing, call: Call, forward: Callable[..., Any], args: Any, kwargs: Any) -> LayerCall:
         """Returns the call of a layer on the needed rows only. Raises RuntimeError if the layer cannot be cut."""
         name, arguments = type(self.model).__name__, arguments_of(conv, args, kwargs)
         if arguments is None or not can_cut(conv, forward, arguments, self.hops):
             raise RuntimeError(
-                f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
+                f"{type(conv).__name__} ({call.layer}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
                 "trimmed model must use the same edges in every call; do not use salientpp.nn.trim on this model"
             )
         if is_called_again(self._frame):
             raise RuntimeError(
-                f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
+                f"{type(conv).__name__} ({call.layer}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
                 "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
                 "or do not use salientpp.nn.trim"
             )

@@ -96,26 +96,11 @@ def _harmful(name: str) -> Callable[..., Any]:
     return method
 
 
-_COMPUTED = ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "pos"]
-_HARMFUL = ["truediv", "rtruediv", "pow", "rpow", "divmod", "rdivmod", "float", "lt", "gt", "le", "ge"]
-_HARMFUL += [
-    "and",
-    "rand",
-    "or",
-    "ror",
-    "xor",
-    "rxor",
-    "lshift",
-    "rlshift",
-    "rshift",
-    "rrshift",
-    "invert",
-    "abs",
-    "round",
-]
-for _name in _COMPUTED:
+_HARMFUL = "truediv rtruediv pow rpow divmod rdivmod float lt gt le ge"
+_HARMFUL += " and rand or ror xor rxor lshift rlshift rshift rrshift invert abs round"
+for _name in ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "pos"]:
     setattr(RowCount, f"__{_name}__", _computed(f"__{_name}__"))
-for _name in _HARMFUL:
+for _name in _HARMFUL.split():
     setattr(RowCount, f"__{_name}__", _harmful(f"__{_name}__"))
 
 

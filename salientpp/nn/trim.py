@@ -23,7 +23,7 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.nn import undo
 from salientpp.nn.check import CheckedCall, Results, SameNumbers, first_of, without_dropout
 from salientpp.nn.layer_call import edges_in
-from salientpp.nn.layers import Replaced
+from salientpp.nn.layers import Replaced, remove_hooks
 from salientpp.nn.planned import Attributes, Before, Planned
 from salientpp.nn.printed import TRIMMING, print_plain, print_trimmed, print_trimmed_of
 from salientpp.nn.record import record
@@ -130,11 +130,7 @@ def untrim(model: Model) -> Model:
 
 def _remove(model: torch.nn.Module) -> None:
     """Removes the hooks and attributes of :func:`trim`."""
-    tables = [value for name, value in vars(model).items() if name.startswith("_forward_") and isinstance(value, dict)]
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):
-        for number in [number for number, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
-            for table in tables:
-                table.pop(number, None)
+    remove_hooks(model, (_before_forward, _after_forward))
     for name in (TRIMMING, _SCRIPTABLE):
         vars(model).pop(name, None)
     print_plain(model)
@@ -215,13 +211,18 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
         has_changed = attributes.is_changed(sum(planned.calls for planned in trimmed.plans.values()))
         parameters = attributes.parameters
-        key = _key_of_call(attributes, parameters, args, kwargs, trimmed.plans)
+        key = _key(attributes, parameters, args, kwargs)
+        if key not in trimmed.plans and len(trimmed.plans) >= MAX_PLANS:
+            key = _key(attributes, parameters, args, kwargs, has_numbers=False)
         if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             return  # lazy parameters get their shapes in this call
         _make_last(model)
         frame = sys._getframe(1)
         _begin(trimmed, frame)
-        planned = _planned(model, trimmed, key, has_changed, hops, frame, args, kwargs)
+        planned = trimmed.plans.get(key)
+        if planned is None or has_changed or planned.is_due:
+            trial = CheckedCall(model, hops, args, kwargs, lambda plan: TrimmedRun(model, plan, hops, frame))
+            planned = _planned(trial, trimmed, key, has_changed, frame)
         planned.calls += 1
         may_repeat = planned.plan is not None and planned.functions is not None
         before = Before(model, planned, attributes, parameters, (args, kwargs)) if may_repeat else None
@@ -247,21 +248,9 @@ def _is_followed() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
-def _planned(
-    model: torch.nn.Module,
-    trimmed: Trimming,
-    key: Any,
-    has_changed: bool,
-    hops: Hops,
-    frame: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Planned:
-    """Returns the plan of a call: makes it if there is none, and compares it if that is due."""
-    planned = trimmed.plans.get(key)
-    if planned is not None and not (has_changed or planned.is_due):
-        return planned
-    trial = CheckedCall(model, hops, args, kwargs, lambda plan: TrimmedRun(model, plan, hops, frame))
+def _planned(trial: CheckedCall, trimmed: Trimming, key: Any, has_changed: bool, frame: Any) -> Planned:
+    """Makes the plan of a call if there is none or the model has changed, and compares it if that is due."""
+    model, planned = trial.model, trimmed.plans.get(key)
     row_wise = trimmed.norms == "needed rows"
     checks = trimmed.check and not row_wise
     try:
@@ -433,27 +422,10 @@ def _may_hold_numbers(value: Any) -> bool:
     return isinstance(value, (int, float, np.number, list, tuple, dict)) and not isinstance(value, bool)
 
 
-def _key_of_call(
-    attributes: Attributes,
-    parameters: list[torch.nn.Parameter],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plans: dict[Any, Any],
-) -> Any:
-    """Returns the key of a call's plan in ``plans``. It has the values of number arguments, if these are few."""
-    key = _key(attributes, parameters, args, kwargs, has_numbers=True)
-    if key in plans or len(plans) < MAX_PLANS:
-        return key
-    return _key(attributes, parameters, args, kwargs, has_numbers=False)
-
-
 def _key(
-    attributes: Attributes,
-    parameters: list[torch.nn.Parameter],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    has_numbers: bool,
+    attributes: Attributes, parameters: list[torch.nn.Parameter], args: Any, kwargs: Any, has_numbers: bool = True
 ) -> Any:
+    """Returns the key of a call's plan, with the values of its number arguments, or without them."""
     learns = torch.is_grad_enabled() and tuple([value.requires_grad for value in parameters])
     # A layer that was changed gets all rows.
     unchanged = tuple([change_of(layer) is None and change_inside(layer) is None for layer in attributes.layers])
