@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.outputs import output_tensors
-from salientpp.fullgraph.pieces import EdgeRows
+from salientpp.fullgraph.pieces import EdgeCall
 from salientpp.fullgraph.row_check import RowsMixed
 from salientpp.fullgraph.row_trials import NoChance, is_close
 from salientpp.nn.layers import Replaced, name_of
@@ -41,59 +41,45 @@ class EdgeTrials:
     def __deepcopy__(self, memo: Any) -> EdgeTrials:
         return EdgeTrials()
 
-    def check(self, model: torch.nn.Module, conv: MessagePassing, *call: Any) -> None:
+    def check(self, model: torch.nn.Module, call: EdgeCall) -> None:
         """Raises RowsMixed if a layer of ``model`` computes a target's row from edges into other targets.
 
         :meth:`mixes` finds this out.
         """
-        if self.mixes(conv, *call):
-            path = next(path for path, each in model.named_modules() if each is conv)
+        if self.mixes(call):
+            path = next(path for path, each in model.named_modules() if each is call.conv)
             raise RowsMixed(
-                f"this model cannot be trained over ranks: {name_of(conv, path)} depends on the rows of several vertices in a method, a hook or a "
+                f"this model cannot be trained over ranks: {name_of(call.conv, path)} depends on the rows of several vertices in a method, a hook or a "
                 "module inside it. A rank has only the edges into its own vertices; compute each target separately"
             )
 
     @torch.no_grad()
-    def mixes(
-        self,
-        conv: MessagePassing,
-        original: Callable[..., Any],
-        is_edge_level: bool,
-        edge_index: Any,
-        size: tuple[int, int],
-        given: dict[str, Any],
-    ) -> bool:
+    def mixes(self, call: EdgeCall) -> bool:
         """Tries a layer. Returns True if rows of a target or of an edge depend on edges into other targets.
 
         Returns False also if the layer was tried before, or cannot be tried.
-
-        Args:
-            original: ``propagate`` of the layer, or its ``edge_updater`` (``is_edge_level``).
-            edge_index: int64 [2, e], the edges.
-            size: numbers of sources and of targets.
-            given: the method's other arguments.
         """
-        key = is_edge_level, conv.training, change_of(conv)
+        conv, edge_index, given = call.conv, call.edge_index, call.given
+        key = call.is_edge_level, conv.training, change_of(conv)
         tried = self._tried.setdefault(conv, set())
         edge_index = edge_index.plain() if isinstance(edge_index, BatchEdges) else edge_index
-        if key in tried or type(edge_index) is not Tensor or any(isinstance(each, EdgeRows) for each in given.values()):
+        if key in tried or type(edge_index) is not Tensor or any(isinstance(each, EdgeCall) for each in given.values()):
             return False
         tried.add(key)
         halves = [edge_index[1] % 2 == rest for rest in (0, 1)]
         if not all(bool(half.any()) for half in halves):
             tried.remove(key)
             return False
-        asked = conv._edge_user_args if is_edge_level else conv._user_args
         # The call itself, which follows, raises what the user has to see.
         with Replaced([(vars(self), "is_running", True)]), contextlib.suppress(Exception):
-            whole = self._called(conv, original, edge_index, size, given)
+            whole = self._called(replace(call, edge_index=edge_index))
             for rest, half in enumerate(halves):
-                cut = {name: self._cut(value, half) if name in asked else value for name, value in given.items()}
-                found = self._called(conv, original, edge_index[:, half], size, cut)
-                if is_edge_level:
+                cut = {name: self._cut(value, half) if name in call.names else value for name, value in given.items()}
+                found = self._called(replace(call, edge_index=edge_index[:, half], given=cut))
+                if call.is_edge_level:
                     expected = [self._cut(each, half) for each in whole]
                 else:
-                    targets = torch.arange(rest, size[1], 2, device=edge_index.device)
+                    targets = torch.arange(rest, call.size[1], 2, device=edge_index.device)
                     expected, found = (
                         [each.index_select(conv.node_dim, targets) for each in out] for out in (whole, found)
                     )
@@ -107,8 +93,6 @@ class EdgeTrials:
         return value[edges] if isinstance(value, Tensor) and value.dim() and value.size(0) == edges.numel() else value
 
     @staticmethod
-    def _called(
-        conv: MessagePassing, original: Callable[..., Any], edge_index: Tensor, size: tuple[int, int], given: Any
-    ) -> list[Tensor]:
-        with rehearsal(conv, (edge_index,), dict(given)) as effects, NoChance():
-            return [*output_tensors(original(*effects.args, size=size, **effects.kwargs))]
+    def _called(call: EdgeCall) -> list[Tensor]:
+        with rehearsal(call.conv, (call.edge_index,), dict(call.given)) as effects, NoChance():
+            return [*output_tensors(call.original(*effects.args, size=call.size, **effects.kwargs))]

@@ -135,7 +135,6 @@ class LocalGraph(RankGraph):
 
     @property
     def is_planned(self) -> bool:
-        """True if the part has a plan, so that some rank may keep vertices of other ranks or get sums."""
         return self.base is not None
 
     @property
@@ -193,10 +192,7 @@ class LocalGraph(RankGraph):
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def in_plan(self, value: Any) -> Any:
-        """Returns the value to use under this graph's plan.
-
-        ``edge_index`` and edge attributes of the same part as it was before the plan are replaced by this graph's.
-        Any other value is returned as it is.
+        """Returns the value to use under this graph's plan, as the base class says.
 
         Raises:
             ValueError: ``value`` is another tensor with a row per edge of the part before the plan, and the plan adds

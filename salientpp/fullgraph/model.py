@@ -21,13 +21,23 @@ from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
 from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped_output, output_tensors
 from salientpp.fullgraph.parameters import Substituted, check_gradients
+from salientpp.fullgraph.pieces import EdgeCall
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
 from salientpp.fullgraph.row_check import RowCheck, checked_hooks
 from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
-from salientpp.nn.layers import Replaced, linear_form, name_of, pair_of, source_names, with_helpers
+from salientpp.nn.layers import (
+    Replaced,
+    linear_form,
+    name_of,
+    pair_of,
+    product_of,
+    source_names,
+    uncached,
+    with_helpers,
+)
 from salientpp.nn.trim import trimming_of
 from salientpp.ranks.facts import check_same
 
@@ -111,10 +121,8 @@ class DistributedModel(torch.nn.Module):
             self._hop, self.seen = 0, []
             storing = self._recompute.storing(given, self.graph.num_inner)
             with self.job.calling(facts, self.ranks, self._own_facts()), storing:
-                args, kwargs = (
-                    tuple(map(self.graph.in_plan, args)),
-                    {key: self.graph.in_plan(each) for key, each in kwargs.items()},
-                )
+                args = tuple(map(self.graph.in_plan, args))
+                kwargs = {key: self.graph.in_plan(each) for key, each in kwargs.items()}
                 with self.rows.calling(given, (args, kwargs), self.graph):
                     with self._substituting(stand_ins):
                         out = self._run(given, args, kwargs)
@@ -168,7 +176,7 @@ class DistributedModel(torch.nn.Module):
                     forward = functools.partial(self._call_layer, module, forward, stand_ins)
                 if trimming_of(self.module) is None:  # trimming needs the class's own method
                     yield own, "forward", functools.partial(_call_followed, self.rows, forward)
-                yield from _uncached(own)
+                yield from uncached(own)
             elif isinstance(module, _BatchNorm):
                 yield own, "forward", functools.partial(self._batch_norm, module)
             elif (forward := corrected(module)) is not None:
@@ -192,14 +200,10 @@ class DistributedModel(torch.nn.Module):
     @contextlib.contextmanager
     def _again(self, stand_ins: Mapping[int, Tensor], graph: RankGraph, hop: int) -> Iterator[None]:
         """Lets the backward call a layer, inside the context, as the forward did: on ``graph``, after ``hop`` hops."""
-        before = self.graph, self._hop, self.seen
-        self.graph, self._hop, self.seen = graph, hop, []
-        try:
-            with self._substituting(stand_ins):
-                yield
-        finally:
-            self.graph, self._hop, self.seen = before
-            graph.ranks.agreement.place = ""
+        own, place = vars(self), (vars(graph.ranks.agreement), "place", "")
+        state = [(own, "graph", graph), (own, "_hop", hop), (own, "seen", []), place]
+        with Replaced(state), self._substituting(stand_ins):
+            yield
 
     def _batch_norm(self, norm: _BatchNorm, rows: Tensor) -> Tensor:
         self._recompute.refuse_checkpoint(norm, self.module)
@@ -231,10 +235,10 @@ class DistributedModel(torch.nn.Module):
             out = None if is_edge_level else self._product(conv, edge_index, given)
             if out is None:
                 given = self._extended(conv, is_edge_level, given)
-                size = (graph.num_rows, graph.num_targets)
+                call = EdgeCall(conv, original, is_edge_level, edge_index, (graph.num_rows, graph.num_targets), given)
                 if graph.averaging.size > 1 and not self._recompute.is_again:
-                    self._edge_trials.check(self.module, conv, original, is_edge_level, edge_index, size, given)
-                out = self._recompute.over_edges(conv, original, is_edge_level, edge_index, size, given)
+                    self._edge_trials.check(self.module, call)
+                out = self._recompute.over_edges(call)
         if not is_edge_level:
             self.rows.follow(out, conv.node_dim)
         self._hop += not is_edge_level
@@ -282,17 +286,11 @@ class DistributedModel(torch.nn.Module):
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
         """Computes a layer's aggregation as a product with a constant sparse matrix. None if it is no such product."""
-        form = _form(conv)
-        if form is None or not isinstance(edge_index, Tensor):
+        terms, is_halo = product_of(_form(conv), given), self.layout == "halo"
+        if terms is None or not isinstance(edge_index, Tensor) or (is_halo and terms[2] == "max"):
             return None
-        name, reduce = form
-        weight = None if name is None else given.get(name)
-        source = pair_of(given.get("x"))[0]
-        is_halo = self.layout == "halo"
-        is_static = self._helpers.is_static(edge_index) and self._helpers.is_static(weight)
-        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and reduce == "max"):
-            return None
-        if not is_static:
+        source, weight, reduce = terms
+        if not (self._helpers.is_static(edge_index) and self._helpers.is_static(weight)):
             if is_halo or self._is_chosen:
                 return None  # then the rows of the halo are fetched, under any layout
             raise ValueError(
@@ -396,13 +394,6 @@ def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
             f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
         )
     return graph.rows_of_inner(x) if graph.is_planned else x
-
-
-def _uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields replacements that switch off a layer's cache (``cached=True``), which may hold another graph's values."""
-    for name, kept in [*own.items()]:
-        if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
-            yield own, name, False if name == "cached" else None
 
 
 def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:

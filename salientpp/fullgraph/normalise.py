@@ -58,9 +58,8 @@ class Helpers:
     """PyG's helper functions for one rank's edges. Layers call them instead of PyG's. ``kept`` caches results."""
 
     def __init__(self, graph: RankGraph) -> None:
-        self._graph_of = weakref.ref(
-            graph
-        )  # which may hold this object: without a cycle, the graph of a batch is freed with its last use
+        # The graph may hold this object. Without a cycle, the graph of a batch is freed with its last use.
+        self._graph_of = weakref.ref(graph)
         self.kept = Kept()
 
     @property

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.fullgraph.once import once_differentiable
 from salientpp.nn.layers import layer_of, pair_of
+from salientpp.nn.rehearsal import same_draws
 
 #: Bytes that the rows of a piece's edges may take. A target with more edges is a piece of its own.
 PIECE_BYTES = 32 << 20
@@ -28,64 +28,63 @@ PIECE_BYTES = 32 << 20
 #: Tensors of an edge's width that a piece holds at a time, forward and backward together.
 _COPIES = 6
 
-#: Layers that only pass the result of ``edge_updater`` on to ``propagate``.
-_DEFERRING = (GATConv, GATv2Conv)
-
 #: Arguments of a layer's methods whose values refer to rows or edges by number.
 _NUMBERED = {"edge_index", "edge_index_i", "edge_index_j", "adj_t", "size", "size_j"}
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeRows:
-    """Placeholder for the result of a layer's ``edge_updater``, which ``propagate`` later computes piece by piece.
+class EdgeCall:
+    """Call of a layer's ``propagate`` or ``edge_updater``.
+
+    In the arguments of ``propagate``, it may stand for the result of an ``edge_updater``, which is then computed piece by piece.
 
     Attributes:
-        original: PyG's ``edge_updater`` of the layer.
+        original: PyG's method of the layer ``conv``.
+        is_edge_level: True for ``edge_updater``.
         edge_index: the edges int64 [2, e], in local numbers.
-        size: numbers of rows of sources and of targets.
-        given: the method's other arguments. Tables of sources include rows of the halo.
+        size: numbers of rows of sources (with the halo) and of targets.
+        given: the method's other arguments. Those that edges look up by source are pairs, whose tables of sources include rows of the halo.
     """
 
+    conv: MessagePassing
     original: Callable[..., Any]
+    is_edge_level: bool
     edge_index: Any
     size: tuple[int, int]
     given: dict[str, Any]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of what the layer's own methods read."""
+        return self.conv._edge_user_args if self.is_edge_level else self.conv._user_args
 
     def compute(self) -> Any:
         return self.original(self.edge_index, size=self.size, **self.given)
 
 
-def defers(conv: MessagePassing) -> bool:
-    """True if a layer only passes its ``edge_updater``'s result on, so that this may be :class:`EdgeRows`."""
-    return type(conv) in _DEFERRING
-
-
 def propagated(
-    conv: MessagePassing,
-    original: Callable[..., Any],
-    edge_index: Any,
-    size: tuple[int, int],
-    given: Mapping[str, Any],
+    call: EdgeCall,
     stand_ins: Mapping[int, Tensor],
     substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]],
 ) -> Any:
-    """Returns ``original(edge_index, size=size, **given)``, computed in pieces to save memory, if the layer allows it.
+    """Computes a layer's ``propagate``, in pieces to save memory if the layer allows it.
 
     Args:
-        original: PyG's ``propagate`` of the layer.
-        edge_index: int64 [2, e] in local numbers.
-        size: numbers of rows of sources (with the halo) and of targets.
-        given: arguments of ``propagate``. Those that edges look up by source are pairs; an argument may be :class:`EdgeRows`.
         stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
         substituting: makes a context in which the model uses given stand-ins.
     """
-    waiting = {name: value for name, value in given.items() if isinstance(value, EdgeRows)}
-    slots = _slots(conv, edge_index, size, given, waiting)
-    bounds = [] if slots is None else _bounds(slots, edge_index[1], size[1])
+    waiting = {name: value for name, value in call.given.items() if isinstance(value, EdgeCall)}
+    slots, edge_index = _slots(call, waiting), call.edge_index
+    bounds = [] if slots is None else _bounds(slots, edge_index[1], call.size[1])
     if slots is None or len(bounds) <= 2:
         values = {name: value.compute() for name, value in waiting.items()}
-        return original(edge_index, size=size, **{**given, **values})
-    work = _Work(conv, original, slots, waiting, given, size, bounds, stand_ins, substituting)
+        return replace(call, given={**call.given, **values}).compute()
+    calls = {
+        "": replace(call, given={name: value for name, value in call.given.items() if name not in waiting}),
+        **waiting,
+    }
+    calls = {owner: replace(part, edge_index=None, given=_without_tensors(part.given)) for owner, part in calls.items()}
+    work = _Work(slots, calls, bounds, stand_ins, substituting)
     token = _Hold.apply(work, edge_index, *(slot.tensor for slot in slots), *stand_ins.values())
     return _Run.apply(token, work, edge_index, [slot.tensor for slot in slots])
 
@@ -116,27 +115,17 @@ class _Slot:
         return self.tensor.numel() // self.tensor.size(self.dim) * self.tensor.element_size()
 
 
-def _slots(
-    conv: MessagePassing,
-    edge_index: Any,
-    size: tuple[int, int],
-    given: Mapping[str, Any],
-    waiting: Mapping[str, EdgeRows],
-) -> list[_Slot] | None:
+def _slots(call: EdgeCall, waiting: Mapping[str, EdgeCall]) -> list[_Slot] | None:
     """Describes how pieces cut the tensor arguments of a layer. None if it cannot be computed in pieces."""
+    conv, edge_index = call.conv, call.edge_index
     if layer_of(conv) is None or type(edge_index) is not Tensor or conv.explain or conv.decomposed_layers > 1:
         return None
-    calls: list[tuple[str, Sequence[str], Mapping[str, Any]]] = [("", conv._user_args, given)]
-    for name, rows in waiting.items():
-        if rows.edge_index is not edge_index:
-            return None
-        calls.append((name, conv._edge_user_args, rows.given))
     found: list[_Slot] = []
-    for owner, names, values in calls:
-        if _NUMBERED & {*names}:
+    for owner, part in {"": call, **waiting}.items():
+        if part.edge_index is not edge_index or _NUMBERED & {*part.names}:
             return None
-        for name, value in values.items():
-            slots = _slots_of(owner, name, value, names, conv.node_dim, edge_index.size(1), size)
+        for name, value in part.given.items():
+            slots = _slots_of(owner, name, value, part.names, conv.node_dim, edge_index.size(1), call.size)
             if slots is None:
                 return None
             found += slots
@@ -240,14 +229,14 @@ def _pieces(edge_index: Tensor, bounds: Sequence[int], num_rows: int) -> Iterato
 
 @dataclass(eq=False)
 class _Work:
-    """All that a call of ``propagate`` in pieces needs, except rows: autograd keeps these until the backward."""
+    """All that a call of ``propagate`` in pieces needs, except rows: autograd keeps these until the backward.
 
-    conv: MessagePassing
-    original: Callable[..., Any]
+    Attributes:
+        calls: the call, and those that its arguments stand for, by the name of the argument; "" is its own. They lack edges and tensors.
+    """
+
     slots: list[_Slot]
-    waiting: Mapping[str, EdgeRows]
-    given: Mapping[str, Any]
-    size: tuple[int, int]
+    calls: Mapping[str, EdgeCall]
     bounds: Sequence[int]
     stand_ins: Mapping[int, Tensor]
     substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]]
@@ -260,15 +249,7 @@ class _Work:
         self.device = self.slots[0].tensor.device if self.slots else torch.device("cpu")
         kind = self.device.type
         self.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        self.updaters = {name: rows.original for name, rows in self.waiting.items()}
-        self.constants = {name: _without_tensors(values) for name, values in self._calls()}
-        self.waiting, self.given = {}, {}
-        self.dim = self.conv.node_dim
-
-    def _calls(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        yield "", {name: value for name, value in self.given.items() if name not in self.waiting}
-        for name, rows in self.waiting.items():
-            yield name, rows.given
+        self.conv, self.size, self.dim = self.calls[""].conv, self.calls[""].size, self.calls[""].conv.node_dim
 
     def release(self) -> None:
         """Forgets the arguments' rows after the forward. :class:`_Hold` has saved them for the backward."""
@@ -277,7 +258,7 @@ class _Work:
 
     def compute(self, piece: _Piece, rows: Sequence[Tensor]) -> Tensor:
         """Returns the result's rows of a piece, from the piece's ``rows`` of each argument."""
-        given = {owner: dict(values) for owner, values in self.constants.items()}
+        given = {owner: dict(call.given) for owner, call in self.calls.items()}
         for slot, tensor in zip(self.slots, rows, strict=True):
             pair = given[slot.owner].get(slot.name) or (None, None)
             value: Any = tensor
@@ -287,13 +268,9 @@ class _Work:
                 value = (pair[0], tensor)
             given[slot.owner][slot.name] = value
         size = (piece.sources.numel(), piece.end - piece.begin)
-        for owner, updater in self.updaters.items():
-            given[""][owner] = updater(piece.edge_index, size=size, **given[owner])
-        return self.original(piece.edge_index, size=size, **given[""])
-
-    def keep_random(self) -> None:
-        if self.conv.training:
-            self.random.append(_random_state(self.device))
+        for owner in filter(None, self.calls):
+            given[""][owner] = self.calls[owner].original(piece.edge_index, size=size, **given[owner])
+        return self.calls[""].original(piece.edge_index, size=size, **given[""])
 
 
 def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,7 +309,7 @@ class _Hold(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(leaves)
         kind = work.device.type
         with (
-            _random_again(work.device),
+            same_draws(tensors),  # a repeated call must not change later draws
             unchanged(work.conv),
             work.substituting(leaves),
             torch.enable_grad(),
@@ -371,7 +348,8 @@ class _Run(torch.autograd.Function):
         ctx.work = work
         out: Tensor | None = None
         for piece in _pieces(edge_index, work.bounds, work.size[0]):
-            work.keep_random()
+            if work.conv.training:
+                work.random.append(_random_state(work.device))
             rows = work.compute(piece, [piece.of(slot, each) for slot, each in zip(work.slots, tensors)])
             if out is None:
                 shape = [*rows.shape]
@@ -413,13 +391,3 @@ def _set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.get_device_module(device).set_rng_state(state, device)
-
-
-@contextlib.contextmanager
-def _random_again(device: torch.device) -> Iterator[None]:
-    """Restores the random generators at the end of the context, because a repeated call must not change later draws."""
-    before = _random_state(device)
-    try:
-        yield
-    finally:
-        _set_random_state(device, before)

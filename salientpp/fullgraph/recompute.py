@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.fullgraph.pieces import EdgeRows, defers, propagated, unchanged
+from salientpp.fullgraph.pieces import EdgeCall, propagated, unchanged
 from salientpp.fullgraph.rows_file import RowsFile
-from salientpp.nn.layers import Replaced, name_of
+from salientpp.nn.layers import EDGE_ATTENTION, Replaced, name_of
 
 #: Values of ``recompute`` in :func:`salientpp.distribute`.
 KINDS = ("layers",)
@@ -175,7 +175,8 @@ class Recompute:
                 return forward(*args, **kwargs)
         values, number, names = [*args, *kwargs.values()], len(args), [*kwargs]
         # Autograd keeps tables of rows. Other arguments stay the same objects, because values that are made once are found by the object.
-        tables = [at for at, value in enumerate(values) if _is_table(value)]
+        tensors = [at for at, value in enumerate(values) if isinstance(value, Tensor)]
+        tables = [at for at in tensors if values[at].dim() > 1 and values[at].is_floating_point()]
 
         def run(*rows: Tensor) -> Any:
             given = [*values]
@@ -197,31 +198,18 @@ class Recompute:
         contexts = self._calling(call), _Reentered(running_again)
         return torch_checkpoint.checkpoint(run, *rows, use_reentrant=False, context_fn=lambda: contexts)
 
-    @contextlib.contextmanager
-    def _calling(self, call: _Call) -> Iterator[None]:
-        before, self._call = self._call, call
-        try:
-            yield
-        finally:
-            self._call = before
+    def _calling(self, call: _Call) -> Replaced:
+        return Replaced([(vars(self), "_call", call)])
 
-    def over_edges(
-        self,
-        conv: MessagePassing,
-        original: Callable[..., Any],
-        is_edge_level: bool,
-        edge_index: Any,
-        size: tuple[int, int],
-        given: dict[str, Any],
-    ) -> Any:
-        """Computes ``propagate`` or ``edge_updater``, in pieces if possible. Arguments as in :func:`propagated`."""
+    def over_edges(self, over: EdgeCall) -> Any:
+        """Computes ``propagate`` or ``edge_updater``, in pieces if possible."""
         call = self._call
         if call is not None and not call.asks_for_edges:
-            if not is_edge_level:
-                return propagated(conv, original, edge_index, size, given, call.stand_ins, call.substituting)
-            if defers(conv):
-                return EdgeRows(original, edge_index, size, given)
-        return original(edge_index, size=size, **given)
+            if not over.is_edge_level:
+                return propagated(over, call.stand_ins, call.substituting)
+            if type(over.conv) in EDGE_ATTENTION:  # only passes this result on
+                return over
+        return over.compute()
 
     def refuse_checkpoint(self, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """Refuses to run ``module``, a part of ``root``, inside the user's ``torch.utils.checkpoint``.
@@ -264,10 +252,6 @@ def _set_own_pages(smallest: int) -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         set_option(_OWN_PAGES, smallest)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point()
 
 
 def _asks_for_edges(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

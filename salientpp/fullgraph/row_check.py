@@ -36,7 +36,7 @@ from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_r
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
 from salientpp.fullgraph.row_findings import found_rows, number_of_edges, over_ranks
 from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, is_discrete, results_of
-from salientpp.nn.layers import name_of
+from salientpp.nn.layers import Replaced, name_of
 from salientpp.nn.trim import trimming_of
 
 
@@ -88,7 +88,7 @@ class RowCheck(TorchFunctionMode):
         self._edge_tensors: dict[str, Tensor] = {}  # attributes of edges that were read so far
         self._num_followed = 0  # of these
         self._num_edges: int | None = None  # on all ranks, once it was asked for in this call
-        self._called: tuple[int, tuple[int, ...], Tensor | None] = 0, (), None  # as above, in the last call
+        self._called: dict[str, Any] = {}  # some of the above, in the last call
         self._seeds: int | None = None  # number of first rows that are of a batch's seeds
         self._off = self._assumes = False
 
@@ -102,30 +102,29 @@ class RowCheck(TorchFunctionMode):
         It follows ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
         """
         if graph.averaging.size == 1:
-            self._called = 0, (), None
+            self._called = {}
             yield
             return
-        before = self._number, self._numbers, self._edge_index, self._graph, self._seeds, self._edge_tensors
-        self._number, self._numbers = graph.num_inner, (graph.num_inner, graph.num_own)
-        self._edge_tensors, self._num_edges = graph.edge_tensors, None
+        numbers = graph.num_inner, graph.num_own
+        self._called = {"_number": graph.num_inner, "_numbers": numbers, "_edge_index": graph.edge_index}
+        state = {**self._called, "_seeds": graph.num_seeds, "_edge_tensors": graph.edge_tensors, "_num_followed": 0}
         # A trimmed model computes other rows in later calls, which are not checked.
-        self._edge_index, self._graph = graph.edge_index, None if trimming_of(self._module) else graph
-        self._called = self._number, self._numbers, self._edge_index
-        self._seeds = graph.num_seeds
-        self.follow([x, getattr(graph, "node_rows", {})])
-        for tensor, what in tensors_given(self._module.forward, given, graph):
-            if what == "vertices":
-                self.follow(tensor)
-            elif what == "edges":
-                self._mark(tensor, Rows(self._family("edges", tensor.size(0))))
-            else:
-                self._mark(tensor, Rows(self._family("edges", tensor.size(1)), 1, ids=True))
-        try:
+        state |= {"_graph": None if trimming_of(self._module) else graph, "_num_edges": None}
+        with self._having(state):
+            self.follow([x, getattr(graph, "node_rows", {})])
+            for tensor, what in tensors_given(self._module.forward, given, graph):
+                if what == "vertices":
+                    self.follow(tensor)
+                elif what == "edges":
+                    self._mark(tensor, Rows(self._family("edges", tensor.size(0))))
+                else:
+                    self._mark(tensor, Rows(self._family("edges", tensor.size(1)), 1, ids=True))
             with self:
                 yield
-        finally:
-            self._number, self._numbers, self._edge_index, self._graph, self._seeds, self._edge_tensors = before
-            self._num_followed, self._num_edges = 0, None
+
+    def _having(self, state: dict[str, Any]) -> Replaced:
+        """Sets attributes of this object inside the context."""
+        return Replaced((vars(self), *item) for item in state.items())
 
     def follow(self, out: Any, dim: int = 0) -> None:
         """Records that tensors in ``out`` have a row for each vertex along ``dim``, if their size there fits."""
@@ -133,14 +132,9 @@ class RowCheck(TorchFunctionMode):
             if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) in self._numbers:
                 self._mark(tensor, Rows(self._family("vertices", tensor.size(dim)), dim % tensor.dim()))
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Replaced:
         """Switches the check off inside the context. Results of functions are then not followed either."""
-        before, self._off = self._off, True
-        try:
-            yield
-        finally:
-            self._off = before
+        return self._having({"_off": True})
 
     def unfollowed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs ``function`` with the check switched off."""
@@ -336,18 +330,14 @@ class RowCheck(TorchFunctionMode):
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a checked ``function`` of gradients. Tensors with as many rows as vertices count as their rows."""
-        state = *self._called, None, True
+        state = {**self._called, "_graph": None, "_assumes": True}
 
         def run(*gradients: Any) -> Any:
-            before = self._number, self._numbers, self._edge_index, self._graph, self._assumes
-            self._number, self._numbers, self._edge_index, self._graph, self._assumes = state
             try:
-                with self:
+                with self._having(state), self:
                     return function(*gradients)
             except RowsMixed as error:
                 raise RowsMixed(f"{error}. This happened in {what}") from None
-            finally:
-                self._number, self._numbers, self._edge_index, self._graph, self._assumes = before
 
         return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -182,7 +182,7 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
     if rows is None or rows.factor != 1:
         return None
     if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
-        if args[0].dtype != torch.bool or args[0].dim() != 1:
+        if not _is_mask(args[0]):
             return []
         call.selects = True
         return [Rows(_selected(rows.family, args[0]), ids=True)]
@@ -210,16 +210,14 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
 
 def _index_along(dim: int, index: Any, number: int) -> Any:
     """Returns the part of ``index`` that selects along ``dim``, or None. ``number``: dimensions of the tensor."""
+
+    def size_of(part: Any) -> int:
+        if part is None or part is Ellipsis:
+            return 0
+        return part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1
+
     parts = index if isinstance(index, tuple) else (index,)
-    sizes = [
-        0
-        if part is None or part is Ellipsis
-        else part.dim()
-        if isinstance(part, Tensor) and part.dtype == torch.bool
-        else 1
-        for part in parts
-    ]
-    begin = 0
+    sizes, begin = [*map(size_of, parts)], 0
     for part, size in zip(parts, sizes, strict=True):
         end = begin + (number - sum(sizes) if part is Ellipsis else size)
         if begin <= dim < end:
@@ -319,7 +317,7 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
         targets = call.rows_of(last)
         return [targets and Rows(targets.family)]
     mask = args[1] if name in ("__getitem__", "__setitem__") else None
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1 and rows.factor == 1:
+    if _is_mask(mask) and rows.factor == 1:
         theirs = call.rows_of(mask) or older(mask)
         if theirs is not None and theirs.family.what == rows.family.what and theirs.factor == 1:
             selected = _selected(rows.family, mask)
@@ -335,13 +333,7 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
 def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
     """Returns the rows of ``mask.nonzero()``: numbers of the selected vertices. None if it is no mask of vertices."""
     rows = call.rows_of(mask) or older(mask)
-    if (
-        mask.dtype != torch.bool
-        or mask.dim() != 1
-        or rows is None
-        or rows.family.what != "vertices"
-        or rows.factor != 1
-    ):
+    if not _is_mask(mask) or rows is None or rows.family.what != "vertices" or rows.factor != 1:
         return None
     call.selects = True
     return [Rows(_selected(rows.family, mask), places=True)]
@@ -381,6 +373,10 @@ def _is_of_targets(index: Tensor, edge_index: Tensor) -> bool:
     own = edge_index[1]
     index = index.select(1, 0) if index.dim() == 2 and index.size(1) else index
     return index.dim() == 1 and index.numel() >= own.numel() and torch.equal(index[: own.numel()], own.to(index.dtype))
+
+
+def _is_mask(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() == 1
 
 
 def _selected(family: Family, mask: Tensor) -> Family:

@@ -151,22 +151,16 @@ class ShareCall(LayerCall):
     def run(self, forward: Callable[..., Any]) -> Any:
         conv, graph, model = self.conv, self.graph, self._model
         is_paired = any(isinstance(value, tuple) for value in self.arguments.values())
-        graph.targets = self.num_targets if is_paired else None
         graph.edge_weight = self._whole.get("edge_weight")
         helpers = graph.helpers.by_name()
         inside = [module for module in conv.modules() if isinstance(module, MessagePassing)]
-        placed = [(vars(each), *item) for each in inside for item in with_helpers(each, helpers).items()]
+        placed: list[tuple[dict[str, Any], str, Any]] = []
+        placed += [(vars(each), *item) for each in inside for item in with_helpers(each, helpers).items()]
         if is_paired and self._is_attention and type(conv).message in FUSED:
             placed += [(vars(conv), "propagate", self._weighted_rows), (vars(conv), "edge_updater", self._scores)]
-        before, model.graph = model.graph, graph
-        try:
-            with Replaced(placed):
-                return first_rows(
-                    (with_helpers(conv, helpers).get("forward") or forward)(**self.arguments), self.num_out
-                )
-        finally:
-            model.graph = before
-            graph.targets = None
+        placed += [(vars(model), "graph", graph), (vars(graph), "targets", self.num_targets if is_paired else None)]
+        with Replaced(placed):
+            return first_rows((with_helpers(conv, helpers).get("forward") or forward)(**self.arguments), self.num_out)
 
     def _scores(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
         """Computes an attention layer's ``edge_updater``: the weights of the edges, in the order of :meth:`_listed`."""

@@ -9,6 +9,7 @@ import errno
 import gc
 import os
 from collections.abc import Callable, Iterator, Set
+from dataclasses import replace
 from typing import Any
 
 import distributed
@@ -653,5 +654,6 @@ def test_layers_of_the_users_run_in_one_piece():
 
     conv, size = Own(), (N, N)
     given = {"x": (torch.ones(N, 2), torch.ones(N, 2))}
-    assert pieces._slots(conv, graph().edge_index, size, given, {}) is None
-    assert pieces._slots(pyg.GATv2Conv(2, 2), graph().edge_index, size, given, {}) is not None
+    call = pieces.EdgeCall(conv, conv.propagate, False, graph().edge_index, size, given)
+    assert pieces._slots(call, {}) is None
+    assert pieces._slots(replace(call, conv=pyg.GATv2Conv(2, 2)), {}) is not None
