@@ -216,9 +216,8 @@ class Call:
         """Gets the degrees of other parts' vertices. Collective."""
         found = self.normalisation
         if found.kinds and source.travelling:
-            exchange = Exchange(
-                source.exchange.comm, source.books, source.exchange.placement
-            )  # its traffic is no batch's
+            # Its traffic is no batch's.
+            exchange = Exchange(source.exchange.comm, source.books, source.exchange.placement)
             degrees = torch.empty((found.halo.numel(), len(found.kinds)), dtype=torch.float64, device="cpu")
             exchange.fetch_rows(None, {ROWS[1]: TensorRows(found.own)}, found.halo, {ROWS[1]: degrees})
             found.add_halo(degrees)

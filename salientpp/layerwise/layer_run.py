@@ -7,7 +7,7 @@ A layer that splits into sums runs as a :class:`~salientpp.layerwise.products.Pr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,8 @@ class LayerRun:
         prepared, everyone = prepare_together(self._comm, partial(self._prepare, options, sampler), "run a layer")
         source, options = prepared.source, prepared.options
         if not call.number:
-            self._reporting(partial(call.meet, source))
+            with self._reporting():
+                call.meet(source)
         self.engine: Engine | None = None
         self._num_rounds = max(facts.seeds[0][2] for facts in everyone)
         self._product, self._num_fetches = self._agree_on_product(source)
@@ -89,27 +90,20 @@ class LayerRun:
 
     def _agree_on_product(self, source: BatchSource) -> tuple[Product | None, int]:
         """Returns the layer as a product, or None if it runs in batches, and the largest number of fetches of a rank. Collective."""
-        facts = [0, 0, 0, 0]
-        product = None
-
-        def prepare() -> None:
-            nonlocal product
-            call = self._call
-            split = call.network.layers[call.number].split
-            if split is None:
-                return
-            if call.places is None:
-                call.places = Places.of(call.lists, call.own_ranges, call.num_vertices)
-            rows = source.delivered(ROWS)
-            dtype = call.like[call.number - 1].dtype if call.number else call.dtype or rows.dtype
-            memory = None if call.scratch is None else call.most_memory
-            roots = None if split.kind is None else call.normalisation.roots(split.kind, call.places.halo)
-            fetch = partial(self._fetch, source)
-            product = Product(split, call.places, rows, dtype, roots, call.own_ranges, memory, fetch, call.new_rows)
-            reads = Reads(0, 0) if memory is None else count_reads(product)
-            facts[:] = [1, reads.pushed, reads.pulled, product.num_fetches()]
-
-        self._reporting(prepare)
+        facts, product, call = [0, 0, 0, 0], None, self._call
+        split = call.network.layers[call.number].split
+        if split is not None:
+            with self._reporting():
+                if call.places is None:
+                    call.places = Places.of(call.lists, call.own_ranges, call.num_vertices)
+                rows = source.delivered(ROWS)
+                dtype = call.like[call.number - 1].dtype if call.number else call.dtype or rows.dtype
+                memory = None if call.scratch is None else call.most_memory
+                roots = None if split.kind is None else call.normalisation.roots(split.kind, call.places.halo)
+                fetch = partial(self._fetch, source)
+                product = Product(split, call.places, rows, dtype, roots, call.own_ranges, memory, fetch, call.new_rows)
+                reads = Reads(0, 0) if memory is None else count_reads(product)
+                facts = [1, reads.pushed, reads.pulled, product.num_fetches()]
         everyone = self._comm.gather_numbers(facts) if self._comm.size > 1 else [facts]
         able, pushed, pulled, fetches = zip(*everyone)
         is_pushed = min(able) == 1 and sum(pushed) <= sum(pulled)
@@ -159,10 +153,9 @@ class LayerRun:
         seeds = vertex_seeds(sampler, inputs)
         return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None), held
 
-    def _reporting(self, action: Callable[[], None]) -> None:
-        """Calls a collective action. An error on this rank is reported to the others."""
-        with self._comm.reporting("run a layer"):
-            action()
+    def _reporting(self) -> AbstractContextManager[object]:
+        """Wraps a collective action. An error on this rank is reported to the others."""
+        return self._comm.reporting("run a layer")
 
     # --- the layer ------------------------------------------------------------------------------------------
 
@@ -170,7 +163,8 @@ class LayerRun:
         """Applies the layer to every vertex of the part."""
         call = self._call
         if self._product is not None:
-            self._reporting(partial(self._run_product, self._product))
+            with self._reporting(), torch.no_grad():
+                self._product.run(self._num_fetches, call.store)
         elif self.engine is not None:
             for _ in Epoch(self.engine.run(0, finish=call)):
                 pass
@@ -179,10 +173,6 @@ class LayerRun:
             self._share_within_the_part()
         if call.is_last and call.out is not None:
             self._write(call.out)
-
-    @torch.no_grad()
-    def _run_product(self, product: Product) -> None:
-        product.run(self._num_fetches, self._call.store)
 
     def _ending(self) -> AbstractContextManager[object]:
         return self._comm.together(f"end layer {self._call.number}", RuntimeError)
