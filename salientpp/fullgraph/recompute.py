@@ -13,12 +13,10 @@ import copy
 import ctypes
 import inspect
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +27,7 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.fullgraph.pieces import EdgeCall, propagated, unchanged
 from salientpp.fullgraph.rows_file import RowsFile
 from salientpp.nn.layers import EDGE_ATTENTION, Replaced, name_of
+from salientpp.nn.undo import runs_in
 
 #: Values of ``recompute`` in :func:`salientpp.distribute`.
 KINDS = ("layers",)
@@ -217,7 +216,7 @@ class Recompute:
         Raises:
             ValueError: it runs there. The backward would call it outside the model, where ranks exchange no rows.
         """
-        if self._call is None and _is_in_checkpoint():
+        if self._call is None and runs_in([torch_checkpoint.__file__]):
             _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
 
 
@@ -264,15 +263,8 @@ def _asks_for_edges(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[st
 
 def refuse_checkpoint_of_model() -> None:
     """Raises ValueError if a distributed model is called inside a section of ``torch.utils.checkpoint``."""
-    if _is_in_checkpoint():
+    if runs_in([torch_checkpoint.__file__]):
         _refuse("a distributed model")
-
-
-def _is_in_checkpoint() -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != torch_checkpoint.__file__:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _refuse(what: str) -> NoReturn:

@@ -12,6 +12,7 @@ import torch_geometric
 
 from salientpp.fullgraph import parameters
 from salientpp.nn import record
+from salientpp.nn.undo import runs_in
 
 OURS = f"{Path(__file__).parents[1]}/"
 _TORCH, _PYG = (f"{Path(each).parent}/" for each in (torch.__file__, torch_geometric.__file__))
@@ -69,12 +70,7 @@ def is_ours() -> bool:
 
 def is_repeated() -> bool:
     """True if the backward will run this code again. Ranks cannot ask each other there."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename in _REPEATING:
-            return True
-        frame = frame.f_back
-    return False
+    return runs_in(_REPEATING)
 
 
 def running_module() -> tuple[torch.nn.Module | None, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import GRAPH_NORMS, Replaced, layer_of, remove_hooks
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Recorder, TrimPlan
-from salientpp.nn.undo import Noted, note, undo_noted
+from salientpp.nn.undo import Noted, note, runs_in, undo_noted
 from salientpp.sampling.hops import Hops
 
 #: Name prefixes of modules that compute statistics over all rows they get.
@@ -228,12 +227,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 def is_called_again(until: Any) -> bool:
     """Returns True if a function inside frame ``until`` repeats the running call in the backward, as checkpoints do."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame is not until:
-        if frame.f_code.co_filename in _CALL_AGAIN:
-            return True
-        frame = frame.f_back
-    return False
+    return runs_in(_CALL_AGAIN, until)
 
 
 def _seen(seen: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

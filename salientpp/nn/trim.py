@@ -419,7 +419,11 @@ def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _may_hold_numbers(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dim() == 0
-    return isinstance(value, (int, float, np.number, list, tuple, dict)) and not isinstance(value, bool)
+    return isinstance(value, (list, tuple, dict)) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _key(
@@ -446,15 +450,13 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
     if has_numbers and isinstance(value, (list, tuple, dict)):
         items = itertools.islice(value.items() if isinstance(value, dict) else enumerate(value), MAX_PLANS)
         return (type(value), *[(name, _choice_inside(each)) for name, each in items])
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    is_known = isinstance(value, (bool, str, type(None), enum.Enum, np.bool_)) or (is_number and has_numbers)
+    is_known = isinstance(value, (bool, str, type(None), enum.Enum, np.bool_)) or (has_numbers and _is_number(value))
     return (type(value), value) if is_known else type(value)
 
 
 def _choice_inside(value: Any) -> Any:
     """Returns :func:`_choice` of an item in a container. Leaves out a tensor's value, and numbers that may be sizes."""
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
+    is_large = isinstance(value, Tensor) or (_is_number(value) and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)
 
 

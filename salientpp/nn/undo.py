@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -60,6 +60,16 @@ def is_running() -> bool:
     if frame is None:
         end()
     return frame is not None
+
+
+def runs_in(files: Collection[str], until: Any = None) -> bool:
+    """Returns True if a function of one of these files is running in this thread, inside frame ``until`` if this is given."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame is not until:
+        if frame.f_code.co_filename in files:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def note(undo: Undo) -> None:
