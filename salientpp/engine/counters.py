@@ -90,6 +90,18 @@ class Delivered(NamedTuple):
     seconds_in_steps: float = 0.0
 
 
+class Single(NamedTuple):
+    """Single batches: times of waiting for each, of the steps between them, and numbers of their seeds."""
+
+    waits: np.ndarray
+    steps: np.ndarray
+    seeds: np.ndarray
+
+    @property
+    def total(self) -> Delivered:
+        return _total(Delivered(), *self)
+
+
 class EpochTimes:
     """Times at which the batches of one epoch were requested and delivered. Only one thread at a time adds batches; any thread reads.
 
@@ -136,10 +148,12 @@ class EpochTimes:
         before, ended, log = self._state
         return _total(before, *_differences(log[:], ended))  # a copy, because an array that numpy reads cannot grow
 
-    def last(self, number: int = MOST_TIMES) -> tuple[Delivered, np.ndarray, np.ndarray]:
-        """Returns the totals of the last batches, at most ``number``; their times of waiting; and the times of the steps between them."""
-        waits, steps, seeds = _differences(self._state[2][-3 * number :], None)
-        return _total(Delivered(), waits, steps, seeds), waits, steps
+    def read(self, number: int) -> tuple[Delivered, Single, Single]:
+        """Returns ``delivered``, the last :data:`MOST_TIMES` batches, and the last ``number`` of these, all at the same moment."""
+        before, ended, log = self._state
+        log = log[:]
+        last, recent = (_differences(log[-3 * most :], None) for most in (MOST_TIMES, number))
+        return _total(before, *_differences(log, ended)), Single(*last), Single(*recent)
 
     def reset(self) -> None:
         with self._lock:
@@ -152,7 +166,7 @@ class EpochTimes:
 def _differences(log: array[float], ended: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the times of waiting, of the steps between batches, and the numbers of seeds. ``ended`` is the time of the delivery before the first."""
     requested, delivered, seeds = np.array(log).reshape(-1, 3).T
-    before = delivered[:-1] if ended is None else np.array([ended, *delivered[:-1]])
+    before = delivered[:-1] if ended is None else np.concatenate([[ended], delivered[:-1]])
     steps = requested[len(requested) - len(before) :] - before
     return delivered - requested, np.maximum(steps, 0.0), seeds  # several threads may have requested batches
 
@@ -166,17 +180,18 @@ class Counters:
 
     Args:
         past: of epochs that have ended.
+        epoch: number of the epoch that was begun last.
 
     Attributes:
         times: of the epoch that was begun last.
         failure: error that occurred while an epoch answered the other ranks in the background.
     """
 
-    def __init__(self, past: Delivered | None = None) -> None:
+    def __init__(self, past: Delivered | None = None, epoch: int = 0) -> None:
         self._lock = Lock()
         # Batches of ended epochs, and the epochs that go on. Replaced as a whole, so that reading takes no lock.
         self._state: tuple[Delivered, tuple[EpochTimes, ...]] = past or Delivered(), ()
-        self.times = EpochTimes(0)
+        self.times = EpochTimes(epoch)
         self.failure: BaseException | None = None
 
     def begin(self, times: EpochTimes) -> None:
@@ -199,13 +214,12 @@ class Counters:
 
     def reset(self) -> None:
         with self._lock:
-            epochs = self._state[1]
-            self._state = Delivered(), epochs
-            for times in (*epochs, self.times):
+            for times in (*self._state[1], self.times):
                 times.reset()
+            self._state = Delivered(), self._state[1]  # last, because a garbage collection may end epochs meanwhile
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Counters, (self.delivered,)
+        return Counters, (self.delivered, self.times.epoch)
 
 
 def _sum(*parts: Delivered) -> Delivered:

@@ -25,7 +25,7 @@ from salientpp.engine.spans import SpanFile
 from salientpp.engine.state import Disagreement, Resume
 from salientpp.engine.trace import Trace
 from salientpp.engine.way import Price, Way
-from salientpp.processes import Lock, in_order
+from salientpp.processes import Lock, in_order, lazy
 from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.schedule import Turn
 from salientpp.store.tiers import NO_IDS, Tiers
@@ -195,20 +195,24 @@ class Engine:
         run = self._run
         return (0, 0) if run is None else run.queued
 
+    @lazy
+    def _num_held(self) -> int:
+        """Largest number of batches on the device: those in the pipeline, and the one that the caller holds."""
+        pipeline = self.producer.pipeline()
+        return 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
+
     def memory(self, bytes_of_batch: int = 0) -> dict[str, int]:
         """Returns bytes held by each tier and way, by the topology (``graph``), by ``batches`` in flight, and by rows that travel (``exchange``).
 
         Args:
             bytes_of_batch: bytes that a batch and its inputs take, if known in advance.
         """
-        fetch, pipeline = self.producer.fetch, self.producer.pipeline()
+        fetch, held = self.producer.fetch, self._num_held
         by_type_ = [tiers.memory() for tiers in fetch.tiers.values()]
         memory = {tier: sum(of_type[tier] for of_type in by_type_) for tier in by_type_[0]}
         for way in self.ways:
             for name, number in way.memory().items():
                 memory[name] = memory.get(name, 0) + number
-        # Plus the batch that the caller holds.
-        held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
         waiting = self.producer.waits * self.producer.stages.bytes_of_waiting
         batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting

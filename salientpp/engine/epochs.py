@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,12 +57,15 @@ class Order(Protocol):
 class TurnsOfEpoch:
     """Turns of one epoch, read from an order only when they are needed, since a user's sampler may depend on the loop.
 
+    Args:
+        count: receives the seconds in which the sampler gave seeds.
+
     Attributes:
         size: number of turns. None: not known yet.
     """
 
-    def __init__(self, turns: Iterable[Turn]) -> None:
-        self._rest = iter(turns)
+    def __init__(self, turns: Iterable[Turn], count: Callable[[float], None]) -> None:
+        self._rest, self._count = iter(turns), count
         self._read: deque[Turn] = deque()
         self._first = 0  # index of the first turn in _read
         self._error: BaseException | None = None
@@ -74,8 +78,10 @@ class TurnsOfEpoch:
         while self.size is None and index >= self._first + len(self._read):
             if self._error is not None:
                 raise self._error
+            began = time.perf_counter()
             try:
                 self._read.append(next(self._rest))
+                self._count(time.perf_counter() - began)
             except StopIteration:
                 self.size = self._first + len(self._read)
             except BaseException as error:

@@ -205,6 +205,7 @@ class Producer:
             pipeline = Pipeline(self.stages.list(), depth=1, device=self.basis.device)
             return pipeline.tick(Request(0, sampling)).batch
         made = sampling.result()
+        self.work.add("gather", made.seconds[0])
         if counts:
             self.fetch.count(made.places)
         return made.batch

@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
@@ -69,7 +70,7 @@ class Run:
         self.reached = Reached(epoch, self._first)
         self.times = EpochTimes(epoch, producer.stages.trace)
         self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
-        self.is_gone = self._left = self._all_left = False
+        self.is_gone = self._left = self._all_left = self._gives = False
         self._attendance = producer.attendance()
         self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # the thread that last asked for a batch
@@ -82,7 +83,7 @@ class Run:
     @lazy
     def _turns(self) -> TurnsOfEpoch:
         """The seeds of each batch of this rank's epoch, computed at the first ``next()``. Until then, a sampler's epoch may be set, as in torch."""
-        return TurnsOfEpoch(self._epochs.order.of_epoch(self._epoch))
+        return TurnsOfEpoch(self._epochs.order.of_epoch(self._epoch), partial(self._producer.work.add, "seeds"))
 
     @property
     def _all_entered(self) -> bool:
@@ -137,7 +138,13 @@ class Run:
                     "this process was forked while another thread was inside next() of this epoch, so the epoch may be in an inconsistent state; "
                     "start a new epoch with iter(loader)"
                 )
-            batch = self._next_batch()
+            self._gives = True
+            try:
+                batch = self._next_batch()
+            finally:
+                self._gives = False
+                if self._left:  # the user's transform has closed the epoch
+                    self._counters.end(self.times)
         self.leave_if_done()
         return batch
 
@@ -267,7 +274,8 @@ class Run:
             if self._left:
                 return
             self._left = self._attendance.has_left = True
-            self._counters.end(self.times)
+            if not self._gives:
+                self._counters.end(self.times)
             if self._comm.is_inherited:
                 return
             ended, self.on_end = self.on_end, None

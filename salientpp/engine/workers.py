@@ -81,8 +81,9 @@ class SamplingWorkers:
     def _work(self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         num_seeds = pieces[0][0].numel() if len(pieces) == 1 else sum(positions.numel() for positions, _ in pieces)
         started = time.perf_counter()
-        track = "" if maker.trace is None else f"{WORKER}{threading.current_thread().name}"
-        with traced(maker.trace, track, index):
+        trace = maker.trace
+        track = "" if trace is None else f"{WORKER}{threading.current_thread().name}"
+        with traced(trace, track, index):
             finish = partial(self._prepare_drawn, index, num_seeds, maker)
             result = self._drawing.begin(pieces, (epoch, index), finish)
         maker.count_draw(result, time.perf_counter() - started)

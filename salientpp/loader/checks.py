@@ -102,7 +102,13 @@ def check_machines(name: str, value: Any) -> Machines | None:
         raise TypeError(
             f"{name} must be the path of a file that salientpp calibrate wrote, a Machines, or None, got {type(value).__name__}"
         )
-    return Machines.read(value)
+    try:
+        return Machines.read(value)
+    except OSError as error:
+        raise ValueError(
+            f"{name} must be the path of a file that salientpp calibrate wrote, got {str(value)!r} ({error.strerror}); run salientpp calibrate, "
+            "or leave it out"
+        ) from error
 
 
 def check_allow(name: str, value: Any) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from salientpp.engine.counters import Delivered, EpochTimes
+from salientpp.engine.counters import Delivered, EpochTimes, Single
 from salientpp.engine.engine import Engine
 from salientpp.engine.run import Run
 from salientpp.engine.spans import SpanFile
@@ -67,8 +67,9 @@ METRICS: Mapping[str, Metric] = {
     "stage.NAME.seconds": Metric("s", "counter", "time of a stage in the thread that drives the pipeline"),
     "stage.NAME.share": Metric("1", "gauge", "share of the time in which that thread was in a stage"),
     "transform.seconds": Metric("s", "counter", "time of the user's transform, a part of the stage 'assemble'"),
-    "work.draw.seconds": Metric("s", "counter", "time in which threads drew batches"),
+    "work.draw.seconds": Metric("s", "counter", "time in which threads drew batches, counted at the latest when a batch is delivered"),
     "work.gather.seconds": Metric("s", "counter", "time in which threads copied rows out of memory or files"),
+    "work.seeds.seconds": Metric("s", "counter", "time in which the user's sampler gave seeds"),
     "peers.seconds": Metric("s", "counter", "time in which this rank waited for messages of other ranks"),
     "peers.share": Metric("1", "gauge", "share of the time in which this rank waited for messages of other ranks"),
     "rows.TIER": Metric("{row}", "counter", "rows delivered from a tier"),
@@ -113,16 +114,16 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
     """
     comm = engine.basis.comm
     found: dict[str, float] = {"epoch": times.epoch, "rank": comm.rank, "ranks": comm.size}
-    _, *all_times = times.last()
-    found |= numbers_of(times.delivered, *all_times)
-    found |= {RECENT + name: number for name, number in numbers_of(*times.last(NUM_RECENT)).items()}
+    delivered, last, recent = times.read(NUM_RECENT)
+    found |= numbers_of(delivered, last)
+    found |= {RECENT + name: number for name, number in numbers_of(recent.total, recent).items()}
     seconds = found["seconds"]
     stages = ("sample", "gather_host_rows", "assemble") if engine.producer.is_local else counted.seconds_by_stage
     for name in stages:
         spent = counted.seconds_by_stage[name]
         found |= {f"stage.{name}.seconds": spent, f"stage.{name}.share": _share(spent, seconds)}
     work = counted.seconds_of_work
-    found |= {f"work.{kind}.seconds": work.get(kind, 0.0) for kind in ("draw", "gather")}
+    found |= {f"work.{kind}.seconds": work.get(kind, 0.0) for kind in ("draw", "gather", "seeds")}
     found["transform.seconds"] = work.get("transform", 0.0)
     peers = counted.seconds_for_peers
     found |= {"peers.seconds": peers, "peers.share": _share(peers, seconds)}
@@ -136,15 +137,15 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
     return found | {f"memory.{kind}": number for kind, number in memory.items()}
 
 
-def numbers_of(of: Delivered, waits: np.ndarray, steps: np.ndarray) -> dict[str, float]:
-    """Returns the numbers of delivered batches, with percentiles of the times of waiting and of the steps between them."""
+def numbers_of(of: Delivered, single: Single) -> dict[str, float]:
+    """Returns the numbers of delivered batches, with percentiles over single ones."""
     seconds = of.seconds_waiting + of.seconds_in_steps
     found: dict[str, float] = {"batches": of.batches, "seeds": of.seeds, "seconds": seconds}
     found |= {"batches_per_second": _share(of.batches, seconds), "seeds_per_second": _share(of.seeds, seconds)}
     found |= {"wait.seconds": of.seconds_waiting, "wait.share": _share(of.seconds_waiting, seconds)}
-    ordered = np.sort(waits)
+    ordered = np.sort(single.waits)
     found |= {f"wait.p{percent}": _percentile(ordered, percent) for percent in (50, 95, 99)}
-    return found | {"step.seconds": of.seconds_in_steps, "step.p50": _percentile(np.sort(steps), 50)}
+    return found | {"step.seconds": of.seconds_in_steps, "step.p50": _percentile(np.sort(single.steps), 50)}
 
 
 def _percentile(ordered: np.ndarray, percent: int) -> float:

@@ -154,7 +154,7 @@ class LoaderStats:
             rows_partial=of_ways.get("rows_partial", 0),
             bytes_from_files=of_ways.get("bytes_from_files", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
-            row_bytes=engine.basis.source.row_bytes,
+            row_bytes=dict(engine.basis.source.row_bytes),
             seconds_of_work=dict(work),
             seconds_for_peers=engine.basis.comm.seconds_waited,
             seeds=delivered.seeds,

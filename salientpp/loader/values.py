@@ -146,7 +146,7 @@ class Options(Values):
             found = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
             kind = self.device.partition(":")[0] if isinstance(self.device, str) else None
-            meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
+            meant = "" if kind in _KINDS else did_you_mean("cuda" if kind == "gpu" else kind, _KINDS)
             raise ValueError(f"device must be {there}, got {self.device!r}{meant}") from error
         if found.type == "cpu":
             return found

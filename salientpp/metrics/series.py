@@ -112,9 +112,9 @@ class Reader:
 
     def _sum(self, key: str, total: float) -> float:
         last = self._last.get(key, 0.0)
-        if total < last:  # the statistics were reset
-            self._before[key] = self._before.get(key, 0.0) + last
-        self._last[key] = total
+        if total < last * (1 - 1e-9):  # the statistics were reset; sums in another order differ by less
+            self._before[key], last = self._before.get(key, 0.0) + last, 0.0
+        self._last[key] = total = max(last, total)
         return self._before.get(key, 0.0) + total
 
 

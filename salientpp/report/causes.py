@@ -14,7 +14,7 @@ from functools import partial
 
 from salientpp.report.finding import NEAR, WORTH, Finding, finding_of, seconds
 from salientpp.report.network import many_bytes, messages, slow_link, small_cache
-from salientpp.report.own_work import assembling, rows, sampling, transform, uneven
+from salientpp.report.own_work import assembling, rows, sampling, seeds, transform, uneven
 from salientpp.report.parts import PARTS, Job
 
 #: Fewest batches of a rank that say something.
@@ -158,6 +158,7 @@ def _nothing_alone(job: Job) -> Finding:
 #: Every cause. A further one is a function here.
 CAUSES: Sequence[Callable[[Job], Finding | None]] = (
     transform,
+    seeds,
     sampling,
     rows,
     slow_link,

@@ -24,6 +24,14 @@ def transform(job: Job) -> Finding:
     return finding_of(job, "transform", "transform", rank, what, change)
 
 
+def seeds(job: Job) -> Finding:
+    """A slow ``sampler`` of the user's, which gives the seeds in the loop's own thread."""
+    _, rank, what = takes(job, "seeds", "`sampler`")
+    return finding_of(
+        job, "seeds", "seeds", rank, what, "Make it faster, or let it compute its seeds before the epoch."
+    )
+
+
 def sampling(job: Job) -> Finding:
     """Sampling threads that draw fewer batches than the loop takes."""
     place, rank, what = takes(job, "sample", "waiting for sampled batches")
@@ -99,7 +107,7 @@ def assembling(job: Job) -> Finding:
 
 
 #: Parts in which a single slow rank is told by its own cause.
-_TOLD = ("transform", "sample", "rows")
+_TOLD = ("transform", "seeds", "sample", "rows")
 
 
 def uneven(job: Job) -> Finding | None:

@@ -42,6 +42,7 @@ figure{margin:.6em 0}.chart,.chart.vega-embed{display:flex;flex-direction:column
 .vega-bind-name{margin-right:.4em;color:var(--dim)}.vega-bind :is(input,select){font:inherit;color:inherit;background:var(--box);
 border:1px solid var(--line);border-radius:4px;padding:2px 6px;max-width:100%}
 #vg-tooltip-element{background:var(--box)!important;color:var(--text)!important;border:1px solid var(--line)!important;font:13px/1.4 system-ui!important}
+@media(max-width:600px){#vg-tooltip-element{left:8px!important;max-width:calc(100vw - 16px);box-sizing:border-box}}
 #vg-tooltip-element td{border:0;padding:1px 6px}#vg-tooltip-element td.key{color:var(--dim)!important}
 @media print{*{print-color-adjust:exact}body{max-width:none;padding:0}.lead{border:1px solid var(--mark)}figure,tr{break-inside:avoid}h2,h3{break-after:avoid}
 .vega-bindings{display:none}}

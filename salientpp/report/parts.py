@@ -23,6 +23,7 @@ PARTS = {
     "train": "training step",
     "step_wait": "longer step: waits for other ranks",
     "transform": "transform",
+    "seeds": "getting seeds",
     "sample": "sampling",
     "rows": "taking rows",
     "network": "network",
@@ -35,6 +36,7 @@ PART_COLOURS = {
     "train": "#7a8aa0",
     "step_wait": "#b9c3d0",
     "transform": "#e08214",
+    "seeds": "#6b8e23",
     "sample": "#8e6bbf",
     "rows": "#c7a500",
     "network": "#d1495b",
@@ -148,7 +150,7 @@ class Job:
         work: dict[str, float] = {}
         for place, (rank, parts) in enumerate(zip(self.ranks, self.parts)):
             if (cores := self.cores_of(place)) is not None:
-                busy = parts["train"] + parts["transform"] + parts["assemble"]
+                busy = parts["train"] + parts["transform"] + parts["seeds"] + parts["assemble"]
                 busy += rank.of("work.draw.seconds") or parts["sample"]
                 busy += rank.of("work.gather.seconds") or parts["rows"]
                 host = rank.host or str(place)
@@ -208,9 +210,10 @@ def _of_rank(rank: Rank, least: float, transfer: float) -> dict[str, float]:
     wait, transform, peers = rank.of("wait.seconds"), rank.of("transform.seconds"), rank.of("peers.seconds")
     stages = rank.stages
     parts = dict.fromkeys(PARTS, 0.0) | {"train": rank.of("step.seconds"), "transform": min(transform, wait)}
-    inside = max(0.0, wait - transform)
+    parts["seeds"] = min(rank.of("work.seeds.seconds"), max(0.0, wait - transform))
+    inside = max(0.0, wait - transform - parts["seeds"])
     if rank.is_alone:
-        # A thread may make whole batches ahead. The loop's waiting is then divided like the work of such threads.
+        # Threads may make whole batches ahead. The loop then waits for a part of their work.
         works = {"sample": rank.of("work.draw.seconds") or stages.get("sample", 0.0)}
         works["rows"] = rank.of("work.gather.seconds") or stages.get("gather_host_rows", 0.0)
         works["assemble"] = max(0.0, stages.get("assemble", 0.0) - transform)
@@ -222,7 +225,7 @@ def _of_rank(rank: Rank, least: float, transfer: float) -> dict[str, float]:
         works |= {"network": network, "others": peers - network, "assemble": max(0.0, exchange - peers)}
         works["sample"] += max(0.0, rounds - max(0.0, peers - exchange))
     total = sum(works.values())
-    scale = inside / total if total > inside or (total and rank.is_alone) else 1.0
+    scale = inside / total if total > inside else 1.0
     parts |= {name: seconds * scale for name, seconds in works.items()}
     parts["rest"] = max(0.0, rank.of("seconds") - sum(parts.values()))
     return parts

@@ -815,6 +815,8 @@ def test_a_deleted_loader_ends_its_threads(data, ending):
         ({"replication_factor": float("inf")}, ValueError, "replication_factor must be >= 0 .*, got inf"),
         ({"replication_factor": "much"}, ValueError, "replication_factor must be >= 0 .*, got 'much'"),
         ({"device": "nonsense"}, ValueError, "device must be the CPU.*, got 'nonsense'"),
+        ({"device": "gpu"}, ValueError, "device must be the CPU.*, got 'gpu'. Did you mean cuda"),
+        ({"memory": {"device": 9, "machines": "no.json"}}, ValueError, r"machines.*calibrate wrote, got 'no.json' \(No such file"),
         ({"device": "meta"}, ValueError, "device must be the CPU.*, got 'meta'"),
         ({"device": "cuda:99"}, ValueError, "device must be the CPU.*, got 'cuda:99'"),
         ({"device_rows": 1.5}, ValueError, r"device_rows must be a fraction in \[0, 1\] of the part.s rows, or bytes, .*, got 1.5"),

@@ -89,7 +89,8 @@ def test_a_percentile_is_a_number_of_the_sorted_ones():
     times = EpochTimes(0)
     for i in range(100):
         times.log.extend((i, i + (i + 1) / 1000, 1))
-    found = numbers_of(*times.last())
+    delivered, last, _ = times.read(10)
+    found = numbers_of(delivered, last)
     assert [found[f"wait.p{p}"] for p in (50, 95, 99)] == pytest.approx([0.050, 0.095, 0.099])
 
 
@@ -106,8 +107,9 @@ def test_an_epoch_without_end_keeps_only_its_last_times():
     assert times.delivered == (0, 0, 0, 0)
     for i in range(5000):
         times.log.extend((i, i + 0.5, 2))
-    last, waits, steps = times.last()
-    assert last == (4096, 8192, 2048, 4095 * 0.5) and len(waits) == 4096 and set(steps) == {0.5}
+    total, last, recent = times.read(100)
+    assert total == (5000, 10_000, 2500, 4999 * 0.5) and len(last.waits) == 4096 and {*last.steps} == {0.5}
+    assert last.total == (4096, 8192, 2048, 4095 * 0.5) and recent.total == (100, 200, 50, 99 * 0.5)
 
 
 def test_numbers_within_their_age_are_returned_again_and_cannot_be_changed():
@@ -165,6 +167,44 @@ def test_statistics_count_iterators_in_turns_and_iterators_that_are_dropped():
     assert loader.stats().batches == 6
     assert len(list(other)) == 10 and loader.stats().batches == 16
     assert copy.deepcopy(loader).stats() == copy.copy(loader).stats() == loader.stats()
+
+
+def test_a_batch_whose_transform_closes_the_epoch_is_counted():
+    def close(batch: Any) -> Any:
+        if loader.metrics(max_age=0)["batches"] == 2:
+            batches.close()
+        return batch
+
+    loader = loader_of(transform=close)
+    batches = iter(loader)
+    assert len(list(batches)) == loader.stats().batches == loader.metrics()["batches"] == 3
+
+
+def test_the_time_of_a_slow_sampler_is_told():
+    class Slow(torch.utils.data.SequentialSampler):
+        def __iter__(self) -> Any:
+            for index in range(200):
+                time.sleep(0.0005)
+                yield index
+
+    loader = loader_of(shuffle=False, sampler=Slow(range(200)))
+    list(loader)
+    assert 0.1 <= loader.metrics()["work.seeds.seconds"] <= loader.metrics()["wait.seconds"]
+
+
+def test_batches_by_hand_count_the_gathering_of_rows_and_a_copy_knows_its_epoch():
+    class Mine(NeighborLoader):
+        def filter_fn(self, out: Any) -> Any:
+            return super().filter_fn(out)
+
+    loader = Mine(random_data(200, 1500), FANOUTS, batch_size=16, seed=0)
+    list(loader), list(loader)
+    assert loader.metrics()["work.gather.seconds"] > 0
+    other = copy.deepcopy(loader)
+    other.reset_stats()
+    assert other.metrics()["epoch"] == 1
+    loader.stats().row_bytes.clear()
+    assert loader.stats().row_bytes
 
 
 def test_an_epoch_left_early_keeps_its_numbers():

@@ -310,6 +310,24 @@ def test_the_same_change_is_told_once():
     assert finding.expected == pytest.approx(4.5, abs=0.1) == 20 - finding.saved
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_sampler_of_the_user_is_not_taken_for_slow_sampling(workers):
+    numbers = ALONE | {
+        "seconds": 10,
+        "wait.seconds": 9,
+        "step.seconds": 1,
+        "work.draw.seconds": 0.5,
+        "work.gather.seconds": 0.4,
+    }
+    numbers |= {"work.seeds.seconds": 8, "stage.sample.seconds": 0.5, "stage.gather_host_rows.seconds": 0.4}
+    numbers |= {"stage.assemble.seconds": 0.05, "transform.seconds": 0.0}
+    job = Job.of([Rank(0, numbers, {"num_workers": workers})])
+    finding = verdict_of(job).findings[0]
+    assert (finding.cause, finding.what) == ("seeds", "The `sampler` takes 0.4 s of 0.5 s a batch.")
+    assert finding.expected == pytest.approx(2)
+    assert job.parts[0]["sample"] == 0.5 and job.parts[0]["rows"] == 0.4, "threads work no longer than they say"
+
+
 def test_reasons_that_take_no_time_are_not_listed():
     ranks = ranks_of([Times(train=0.2, transform=0.0, sample=0.0, rows=0.0)] * 2)
     for rank in ranks:

@@ -81,11 +81,12 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
     to_device = rows + sum(price.copied.values())
     copies = n * to_device / machines.to_device if machines.to_device else 0.0
     seconds = sum(each**OVERLAP for each in (cores, link, copies)) ** (1 / OVERLAP)
+    waiting = seconds - cores
     return Cost(
         seconds=seconds,
         training=training,
         loading=exposed,
-        waiting=seconds - cores,
+        waiting=waiting if waiting > 1e-9 * seconds else 0.0,  # rounding leaves less
         link=link,
         cpu=loading,
         bytes_in=n * incoming,

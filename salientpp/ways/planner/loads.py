@@ -196,6 +196,7 @@ class TrialEpochs:
             run = engine.run(epoch)
             for _ in range(min(left, self.per_epoch)):
                 yield run.give()
+            run.leave()
             left -= min(left, self.per_epoch)
             if not left:
                 break
