@@ -85,7 +85,7 @@ class DistributedModel(torch.nn.Module):
         self._helpers = Helpers(graph)
         self.rows = RowCheck(module)
         self._edge_trials = EdgeTrials()
-        self._hop = 0
+        self._hop, self._sums_edges_first = 0, False
         self.seen: list[tuple[int, bool, bool]] = []
 
     @property
@@ -231,8 +231,9 @@ class DistributedModel(torch.nn.Module):
         self._recompute.refuse_checkpoint(conv, self.module)
         graph, given = self.graph, without_counts(given)
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
+        self._sums_edges_first |= graph.is_planned and not self._hop and self.rows.sums_edges
         with self.rows.paused():
-            out = None if is_edge_level else self._product(conv, edge_index, given)
+            out = None if is_edge_level or self._lacks_kept_rows else self._product(conv, edge_index, given)
             if out is None:
                 given = self._extended(conv, is_edge_level, given)
                 call = EdgeCall(conv, original, is_edge_level, edge_index, (graph.num_rows, graph.num_targets), given)
@@ -247,6 +248,11 @@ class DistributedModel(torch.nn.Module):
     @property
     def _hop_now(self) -> Hop:
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+
+    @property
+    def _lacks_kept_rows(self) -> bool:
+        """True if rows of vertices that a plan only caches may be wrong here: their edges, which are missing, were summed."""
+        return self._sums_edges_first and not self._hop
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
         """Appends rows of the halo to those arguments of a layer that edges look up by source."""
@@ -265,7 +271,8 @@ class DistributedModel(torch.nn.Module):
     def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Extends each table [num_inner, ...] by the rows of the halo, to [num_rows, ...]."""
         # If a plan has sums for a product at this hop, its rows do not suffice here.
-        hop = self.graph.whole_halo if self._hop_now.has_sums else self._hop_now
+        fetches_all = self._hop_now.has_sums or self._lacks_kept_rows
+        hop = self.graph.whole_halo if fetches_all else self._hop_now
         distinct = {id(table): table for table in tables}.values()
         self._see(distinct, False)
         arrived = _arrived([*distinct], hop, self.ranks)

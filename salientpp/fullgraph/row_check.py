@@ -34,7 +34,7 @@ from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_repeated, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
-from salientpp.fullgraph.row_findings import found_rows, number_of_edges, over_ranks
+from salientpp.fullgraph.row_findings import SUMS, found_rows, number_of_edges, over_ranks
 from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, is_discrete, results_of
 from salientpp.nn.layers import Replaced, name_of
 from salientpp.nn.trim import trimming_of
@@ -73,6 +73,9 @@ class RowCheck(TorchFunctionMode):
 
     Args:
         module: the model.
+
+    Attributes:
+        sums_edges: True after the running call of the model has summed edges by their targets, such as for degrees.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -90,7 +93,7 @@ class RowCheck(TorchFunctionMode):
         self._num_edges: int | None = None  # on all ranks, once it was asked for in this call
         self._called: dict[str, Any] = {}  # some of the above, in the last call
         self._seeds: int | None = None  # number of first rows that are of a batch's seeds
-        self._off = self._assumes = False
+        self._off = self._assumes = self.sums_edges = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
         return RowCheck(copy.deepcopy(self._module, memo))
@@ -109,7 +112,7 @@ class RowCheck(TorchFunctionMode):
         self._called = {"_number": graph.num_inner, "_numbers": numbers, "_edge_index": graph.edge_index}
         state = {**self._called, "_seeds": graph.num_seeds, "_edge_tensors": graph.edge_tensors, "_num_followed": 0}
         # A trimmed model computes other rows in later calls, which are not checked.
-        state |= {"_graph": None if trimming_of(self._module) else graph, "_num_edges": None}
+        state |= {"_graph": None if trimming_of(self._module) else graph, "_num_edges": None, "sums_edges": False}
         with self._having(state):
             self.follow([x, getattr(graph, "node_rows", {})])
             for tensor, what in tensors_given(self._module.forward, given, graph):
@@ -226,6 +229,7 @@ class RowCheck(TorchFunctionMode):
         if verdict is None:  # called by a layer of PyG
             self.follow(results)
             return out
+        self.sums_edges |= name in SUMS and not is_exempt()
         families = {family.what: family for family in call.families()}
         for tensor, rows in zip(results, verdict):
             if rows is not None:
@@ -330,7 +334,7 @@ class RowCheck(TorchFunctionMode):
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a checked ``function`` of gradients. Tensors with as many rows as vertices count as their rows."""
-        state = {**self._called, "_graph": None, "_assumes": True}
+        state = {**self._called, "_graph": None, "_assumes": True, "sums_edges": False}
 
         def run(*gradients: Any) -> Any:
             try:

@@ -21,6 +21,9 @@ _SCATTERS = frozenset(
     for end in ("", "_")
 )
 
+#: Functions that may sum edges by their targets.
+SUMS = _SCATTERS | {"bincount"}
+
 #: Functions that read or write rows at given places.
 _BY_PLACE = frozenset(
     f"{name}{end}" for name in ("index_select", "index_add", "index_copy", "index_fill") for end in ("", "_")

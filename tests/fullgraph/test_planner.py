@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from fullgraph_training import data_of, network, train, train_alone
 from rare import rare
+from torch_geometric.utils import degree
 
 from salientpp.fullgraph import Constants, distribute, local, loss_mean, plan_for, planner
 from salientpp.fullgraph import problem as problems
@@ -114,6 +115,35 @@ def test_a_plan_of_rows_sums_cached_and_recomputed_vertices_gives_the_gradients_
     for _, has_sums, off in found:
         assert not has_sums[1], "a layer with attention gets no sums"
         assert off < 1e-10
+
+
+class Degrees(Net):
+    """The same model, whose input rows depend on the numbers of edges."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_weight: torch.Tensor) -> Any:
+        x = x + 0.1 * degree(edge_index[1], x.size(0), x.dtype)[:, None]
+        return super().forward(x, edge_index, edge_weight)
+
+
+def with_degrees(rank: int, kinds: list[str], recompute: str | None) -> dict[str, float]:
+    data, worst = data_of(), {}
+    part = local(data, offsets=[0, 11, 70, 120])
+    alone, expected = gradients(Degrees().double(), data.x, data.edge_index, data.edge_weight)
+    begin, end = part.offsets[rank : rank + 2]
+    for kind in kinds:
+        net = Degrees().double()
+        plan = plan_for(net, part, part.x, part.edge_index, part.edge_weight, kind=kind, constants=MIXED)
+        model = distribute(net, part, plan, recompute=recompute)
+        out, found = gradients(model, part.x, part.edge_index, part.edge_weight)
+        pairs = zip([out, *found], [alone[begin:end], *expected], strict=True)
+        worst[kind] = max(float((a - b).abs().max()) for a, b in pairs)
+    return worst
+
+
+@pytest.mark.parametrize(("kinds", "recompute"), [(KINDS, None), (["cache"], "layers")], ids=["plans", "recompute"])
+def test_vertices_that_a_plan_keeps_without_their_edges_get_no_wrong_degrees(kinds, recompute):
+    for found in distributed.run(with_degrees, 3, kinds, recompute):
+        assert max(found.values()) < 1e-10, found
 
 
 def counted(rank: int, name: str) -> list[tuple[dict[str, float], int, int]]:
