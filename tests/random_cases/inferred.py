@@ -69,7 +69,8 @@ def case_of(seed: int) -> Case:
 
 def _with_weights(layer: Choice, chosen: tuple[Choice, ...]) -> Choice:
     """Returns a layer that is given what inference gives to every layer that takes it, if it gives it to any."""
-    strategy = CONVS.get(layer.kind.removeprefix("conv "))
+    inherited = None if "def forward" in layer.top else re.search(r"\(pyg\.(\w+)\)", layer.top)
+    strategy = CONVS.get(inherited[1] if inherited else layer.kind.removeprefix("conv "))
     if strategy is None or not layer.forward.endswith("(h, edge_index)"):
         return layer
     for name, takes in (("edge_weight", strategy.weight), ("edge_attr", strategy.attr is not None)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -9,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch_geometric.loader
-from random_cases import data, jobs, options, use
+from random_cases import choices, data, inferred, jobs, options, use
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
@@ -133,6 +134,16 @@ def test_every_strategy_gives_values():
         if drawn >= wanted:
             break
     check(wanted, drawn, "the argument", "STRATEGIES of options.py")
+
+
+def test_a_subclass_gets_the_weights_that_inference_gives_to_its_class():
+    weighted = choices.Choice(0, "conv LEConv", forward="h = self.l0(h, edge_index, edge_weight)")
+    takes = {"OwnLinear": "edge_weight", "OwnCentred": "edge_weight", "OwnGAT": "edge_attr", "OwnGCN": "", "Own": ""}
+    for name, more in takes.items():
+        own = choices.Choice(1, f"conv {name}", top=choices.OWN[name], forward="h = self.l1(h, edge_index)")
+        other = dataclasses.replace(weighted, forward=weighted.forward.replace("edge_weight", more or "edge_weight"))
+        found = inferred._with_weights(own, (other, own)).forward
+        assert found == (f"h = self.l1(h, edge_index, {more})" if more else own.forward), name
 
 
 def test_every_step_is_a_method():
