@@ -677,6 +677,20 @@ def is_named(name: str, text: str) -> bool:
     )
 
 
+def without_sources(rank: int) -> str:
+    data = graph()
+    data.edge_index = torch.cat([data.edge_index[:, data.edge_index[1] > 0], torch.tensor([[7], [0]])], 1)
+    part = local(data, offsets=[0, 1, N], timeout=distributed.NEVER)
+    with pytest.raises(Exception) as raised:
+        distribute(REFUSED["rows of sources"][0](), part)(part.x, part)
+    return str(raised.value)
+
+
+def test_a_rank_of_one_vertex_and_one_edge_refuses_rows_of_sources():
+    for text in distributed.run(without_sources, 2):
+        assert is_named("rows of sources", text), text
+
+
 def drawn_after(rank: int) -> Tensor:
     part, noise = local(graph(), offsets=OFFSETS[0], timeout=distributed.NEVER), torch.Generator().manual_seed(0)
 
