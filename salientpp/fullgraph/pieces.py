@@ -59,7 +59,17 @@ class EdgeCall:
         return self.conv._edge_user_args if self.is_edge_level else self.conv._user_args
 
     def compute(self) -> Any:
-        return self.original(self.edge_index, size=self.size, **self.given)
+        """Returns the method's result. ValueError if the method fails on a rank without edges."""
+        try:
+            return self.original(self.edge_index, size=self.size, **self.given)
+        except Exception as error:
+            has_edges = not isinstance(self.edge_index, Tensor) or self.edge_index.size(1)
+            if has_edges or type(error) not in (RuntimeError, IndexError):  # others are errors of this package
+                raise
+            raise ValueError(
+                f"this rank has no edges into its vertices, and {type(self.conv).__name__} failed without edges: {error}. Use fewer ranks or another division, "
+                "so that each rank has edges, or let the layer add self-loops"
+            ) from error
 
 
 def propagated(

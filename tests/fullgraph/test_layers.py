@@ -119,6 +119,24 @@ def test_each_layer_equals_the_whole_graph_if_it_is_computed_again(size, piece_b
     assert [words for each in wrong for words in each] == []
 
 
+def without_edges(rank: int, recompute: str | None) -> str:
+    data = graph()
+    part = local(data, offsets=[0, 0, N], timeout=distributed.NEVER)
+    looped, bare = (pyg.FeaStConv(F, H, add_self_loops=adds).double() for adds in (True, False))
+    out = distribute(looped, part, recompute=recompute)(part.x, part.edge_index)
+    assert torch.allclose(out[: part.n_id.numel()], looped(data.x, data.edge_index)[part.n_id])
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        distribute(bare, part, recompute=recompute)(part.x, part.edge_index).sum().backward()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("recompute", [None, "layers"])
+def test_a_layer_that_needs_an_edge_is_named_on_a_rank_without_edges(recompute):
+    for text in distributed.run(without_edges, 2, recompute):
+        assert "this rank has no edges into its vertices, and FeaStConv failed without edges: cannot reshape" in text
+        assert "Use fewer ranks or another division" in text
+
+
 def test_every_layer_of_pyg_is_compared_or_refused():
     known = {name.split()[0] for name in CASES}
     assert known == LAYERS.keys()
