@@ -11,7 +11,7 @@ import torch
 import torch_geometric
 
 from salientpp.fullgraph import parameters
-from salientpp.nn import record
+from salientpp.nn import record, sizes
 from salientpp.nn.undo import runs_in
 
 OURS = f"{Path(__file__).parents[1]}/"
@@ -30,6 +30,7 @@ _ENTRIES = (
     f"{OURS}fullgraph/row_counts.py",
     parameters.__file__,
     record.__file__,
+    sizes.__file__,
     torch.overrides.__file__,
     f"{_TORCH}_tensor.py",
     f"{_PYG}data/data.py",  # num_nodes of a batch reads a size

@@ -347,6 +347,11 @@ class RowCheck(TorchFunctionMode):
 
     # --- errors ---------------------------------------------------------------------------------------------
 
+    def refuse_number(self) -> None:
+        """Refuses a number of rows that the user's code uses as a value while the plan of a trimmed model is found."""
+        if is_of_user():
+            self.refuse("a number of rows (size(0)) that is used as a number")
+
     def refuse(self, what: str) -> NoReturn:
         owner, place = running_module()
         name = "the model's forward"

@@ -58,13 +58,15 @@ def record(
     frame: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    refuse_number: Callable[[], None] | None = None,
 ) -> Recorded:
-    """Calls a model and returns the plan that the call shows, for the batches of a loader. ``frame`` is the Python frame that calls the model.
+    """Calls a model and returns the plan that the call shows, for the batches of a loader. ``frame`` is the Python frame that calls the model,
+    and ``refuse_number`` is as in :class:`~salientpp.nn.trace.Recorder`.
 
     The call is like any other: with gradients where they are enabled, and with the model's hooks. Its effects are undone only within
     :func:`~salientpp.nn.rehearsal.rehearsal`.
     """
-    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
+    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame, refuse_number)
     keep_hops = functools.partial(recorder.propagate, length=0)
     seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():

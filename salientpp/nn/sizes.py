@@ -27,10 +27,11 @@ class Reading:
 
 
 class RowCount(int):
-    """Number computed from a number of rows. A use other than for shapes is reported to ``harm``."""
+    """Number computed from a number of rows. A use other than for shapes is reported to ``harm``, and before to ``refuse`` if given, which may raise."""
 
     readings: tuple[Reading, ...]
     harm: Callable[[int], None]
+    refuse: Callable[[], None] | None = None
     is_exact: bool  # the number itself, and not computed from it
 
     def __new__(
@@ -55,6 +56,8 @@ class RowCount(int):
 
     def need_all(self) -> None:
         """Records a use that would give another value with fewer rows, so that all rows are needed."""
+        if self.refuse is not None:
+            self.refuse()
         self.use()
         self.harm(self.nodes)
 
@@ -80,7 +83,9 @@ def _computed(name: str) -> Callable[..., Any]:
             self.need_all()
             return value
         readings = [self.readings, *(each.readings for each in others if isinstance(each, RowCount))]
-        return RowCount(value, tuple(dict.fromkeys(one for each in readings for one in each)), self.harm, False)
+        found = RowCount(value, tuple(dict.fromkeys(one for each in readings for one in each)), self.harm, False)
+        found.refuse = self.refuse
+        return found
 
     return method
 

@@ -895,12 +895,14 @@ def asked_again(rank: int) -> list[str]:
     mine = share_batch(data, mfg, mfg.node % 2, 2, rank)
     recomputed = distribute(Asking(AskingLayer), part, recompute="layers")
     trimmed = distribute(trim(Asking()), loader_of(2))
+    counting = distribute(trim(Net(lambda net, h, g: h / h.size(0))), loader_of(2))
     mixing = distribute(Net(lambda net, h, g: h, Updated), loader_of(2))
     apart = distribute(Net(lambda net, h, g: h * (h > 0).any() if rank else h * (h > 0).all()), part)
     for model, args in (
         (apart, (part.x, part)),
         (recomputed, (part.x, part.edge_index, part.label)),
         (trimmed, (mine.x, mine.edge_index, mine.label)),
+        (counting, (mine.x, mine)),
         (mixing, (mine.x, mine)),
     ):
         with pytest.raises(ValueError) as raised:
@@ -910,7 +912,8 @@ def asked_again(rank: int) -> list[str]:
 
 
 def test_questions_that_ranks_cannot_answer_together_are_refused():
-    for apart, recomputed, trimmed, mixing in distributed.run(asked_again, 2):
+    for apart, recomputed, trimmed, counting, mixing in distributed.run(asked_again, 2):
+        assert re.search(r"a number of rows \(size\(0\)\) that is used as a number in Net", counting)
         assert re.search(r"Updated \(first\) depends on the rows of several vertices", mixing)
         assert re.search("the next step is all over all vertices .* on rank 0 and any over all vertices", apart)
         assert re.search(r"any in AskingLayer \(second\) .* depends on the rows of several vertices", recomputed)
