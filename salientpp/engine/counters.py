@@ -113,11 +113,12 @@ class EpochTimes:
     Attributes:
         epoch: number of the epoch.
         log: for each batch the times of its request and of its delivery, from ``time.perf_counter``, and the number of its seeds.
+        is_over: True if the epoch was left. A batch may still be added, if the user's transform has left it.
         index: number of the last batch that the trace received; -1 before the first.
     """
 
     def __init__(self, epoch: int, trace: Trace | None = None) -> None:
-        self.epoch, self.trace, self.index = epoch, trace, -1
+        self.epoch, self.trace, self.index, self.is_over = epoch, trace, -1, False
         self._lock = Lock()  # held while the log is replaced
         self._start_log(Delivered(), None, array("d"))
 
@@ -125,15 +126,8 @@ class EpochTimes:
         # Earlier batches, the time at which the last of them was delivered, and the log. Replaced as a whole, so that reading takes no lock.
         self._state, self.log = (before, ended, log), log
 
-    def shorten(self) -> None:
-        """Forgets the single times of all but the last batches. Called now and then, because an epoch may have no end."""
-        with self._lock:
-            before, ended, log = self._state
-            if (kept := len(log) - 3 * MOST_TIMES) > 0:
-                self._start_log(_total(before, *_differences(log[:kept], ended)), log[kept - 2], log[kept:])
-
-    def trace_last(self, index: int) -> None:
-        """Writes the spans of the batch that was added last, which is batch ``index``."""
+    def settle(self, index: int) -> None:
+        """Writes the spans of the batch that was added last, batch ``index``. Forgets single times of long ago, because an epoch may have no end."""
         trace, log = self.trace, self.log
         if trace is not None and log:
             if len(log) > 3 and self.index % trace.every == 0:
@@ -141,6 +135,12 @@ class EpochTimes:
             if index % trace.every == 0:
                 trace.add("next", index, log[-3], log[-2])
         self.index = index
+        if len(log) >= 6 * MOST_TIMES:
+            with self._lock:
+                before, ended, log = self._state
+                first = max(0, len(log) - 3 * MOST_TIMES)
+                ended = log[first - 2] if first else ended
+                self._start_log(_total(before, *_differences(log[:first], self._state[1])), ended, log[first:])
 
     @property
     def delivered(self) -> Delivered:
@@ -189,7 +189,7 @@ class Counters:
 
     def __init__(self, past: Delivered | None = None, epoch: int = 0) -> None:
         self._lock = Lock()
-        # Batches of ended epochs, and the epochs that go on. Replaced as a whole, so that reading takes no lock.
+        # Batches of earlier epochs, and the epochs that go on or have ended since the last one began. Replaced as a whole, so that reading takes no lock.
         self._state: tuple[Delivered, tuple[EpochTimes, ...]] = past or Delivered(), ()
         self.times = EpochTimes(epoch)
         self.failure: BaseException | None = None
@@ -197,14 +197,9 @@ class Counters:
     def begin(self, times: EpochTimes) -> None:
         with self._lock:
             past, epochs = self._state
-            self._state, self.times = (past, (*epochs, times)), times
-
-    def end(self, times: EpochTimes) -> None:
-        """Says that an epoch counts no more batches."""
-        with self._lock:
-            past, epochs = self._state
-            if times in epochs:
-                self._state = _sum(past, times.delivered), tuple(each for each in epochs if each is not times)
+            over = [each for each in epochs if each.is_over]
+            epochs = (*(each for each in epochs if each not in over), times)
+            self._state, self.times = (_sum(past, *(each.delivered for each in over)), epochs), times
 
     @property
     def delivered(self) -> Delivered:
@@ -214,9 +209,10 @@ class Counters:
 
     def reset(self) -> None:
         with self._lock:
-            for times in (*self._state[1], self.times):
+            epochs = self._state[1]
+            for times in (*epochs, self.times):
                 times.reset()
-            self._state = Delivered(), self._state[1]  # last, because a garbage collection may end epochs meanwhile
+            self._state = Delivered(), epochs
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counters, (self.delivered, self.times.epoch)

@@ -70,7 +70,7 @@ class Run:
         self.reached = Reached(epoch, self._first)
         self.times = EpochTimes(epoch, producer.stages.trace)
         self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
-        self.is_gone = self._left = self._all_left = self._gives = False
+        self.is_gone = self._left = self._all_left = False
         self._attendance = producer.attendance()
         self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # the thread that last asked for a batch
@@ -138,13 +138,7 @@ class Run:
                     "this process was forked while another thread was inside next() of this epoch, so the epoch may be in an inconsistent state; "
                     "start a new epoch with iter(loader)"
                 )
-            self._gives = True
-            try:
-                batch = self._next_batch()
-            finally:
-                self._gives = False
-                if self._left:  # the user's transform has closed the epoch
-                    self._counters.end(self.times)
+            batch = self._next_batch()
         self.leave_if_done()
         return batch
 
@@ -169,12 +163,9 @@ class Run:
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._turns.drop(self.reached.batches)
-        times = self.times
-        times.log.extend((started, time.perf_counter(), turn.num_seeds))
-        if times.trace is not None:
-            times.trace_last(self.reached.batches - 1)
-        if self.reached.batches % MOST_TIMES == 0:
-            times.shorten()
+        (times := self.times).log.extend((started, time.perf_counter(), turn.num_seeds))
+        if times.trace is not None or self.reached.batches % MOST_TIMES == 0:
+            times.settle(self.reached.batches - 1)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -191,8 +182,7 @@ class Run:
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        spent = time.perf_counter() - started
-        self._producer.work.take({LAST_STAGE: spent, "transform": spent})
+        self._producer.work.take(dict.fromkeys((LAST_STAGE, "transform"), time.perf_counter() - started))
         return batch
 
     @outside_inference
@@ -273,9 +263,7 @@ class Run:
         with self.lock:
             if self._left:
                 return
-            self._left = self._attendance.has_left = True
-            if not self._gives:
-                self._counters.end(self.times)
+            self._left = self._attendance.has_left = self.times.is_over = True
             if self._comm.is_inherited:
                 return
             ended, self.on_end = self.on_end, None

@@ -277,8 +277,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             max_age: seconds for which the numbers of an earlier call are returned again. So every step may call this method.
 
         Returns:
-            A dictionary that cannot be changed without ``all_ranks``, because later calls may return it again. ``{**loader.metrics(), "loss": loss}``
-            is a new one.
+            Numbers by name. Later calls may return the same dictionary, so it cannot be changed; ``{**loader.metrics(), "loss": loss}`` is a new one.
         """
         made, found = self._measured.last
         if found and not all_ranks and time.perf_counter() - made <= max_age:
