@@ -11,6 +11,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,10 @@ def _loader() -> NeighborLoader:
         return loader
 
 
-#: Private attributes of objects of torch and PyG, with an object that has them.
+#: Private attributes of objects of torch, PyG and Python, with an object that has them.
 ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_Options": lambda: torch.distributed.ProcessGroupGloo,
+    "_at_fork_reinit": threading.RLock,
     "_backward_hooks": lambda: torch.empty(0),
     "_cdata": lambda: torch.empty(0),
     "_compiled_call_impl": lambda: CONV,
