@@ -95,6 +95,7 @@ OTHERS = {
 #: The names. An attribute starts with a dot.
 USED = {
     "._Options",
+    "._at_fork_reinit",
     "._backward_hooks",
     "._cdata",
     "._compiled_call_impl",
