@@ -26,7 +26,7 @@ class _OfThread(threading.local):
 
 
 class Work:
-    """Seconds that the threads of an engine spent: in each stage of the pipeline, and on 'draw', 'gather' and 'transform'.
+    """Seconds that the threads of an engine spent: in each stage of the pipeline, and on 'draw', 'gather', 'transform' and 'seeds'.
 
     Each thread has its own numbers, so that counting needs no lock.
 
@@ -138,9 +138,9 @@ class EpochTimes:
         if len(log) >= 6 * MOST_TIMES:
             with self._lock:
                 before, ended, log = self._state
-                first = max(0, len(log) - 3 * MOST_TIMES)
-                ended = log[first - 2] if first else ended
-                self._start_log(_total(before, *_differences(log[:first], self._state[1])), ended, log[first:])
+                if (first := len(log) - 3 * MOST_TIMES) > 0:  # otherwise another thread has just reset it
+                    before = _total(before, *_differences(log[:first], ended))
+                    self._start_log(before, log[first - 2], log[first:])
 
     @property
     def delivered(self) -> Delivered:
