@@ -32,8 +32,8 @@ VARIABLE = "SALIENTPP_TRACE_DIR"
 #: Largest number of spans that wait to be written, and the seconds after which they are written at the latest by the next span.
 _MOST_WAITING, _SECONDS = 4096, 1.0
 
-#: Share of the time that spans may take, and the seconds in which one is recorded before it is written.
-_MOST_COST, _SPAN_SECONDS = 0.01, 1.2e-6
+#: Share of the time that spans may take, and the seconds in which one is recorded before it is written. Recording finds the processor's caches cold.
+_MOST_COST, _SPAN_SECONDS = 0.01, 3e-6
 
 #: Fewest spans from which their cost is judged, and the largest distance of recorded batches.
 _FEWEST, _MOST_EVERY = 256, 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch.utils.data
@@ -280,7 +280,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             Numbers by name. Later calls may return the same dictionary, so it cannot be changed; ``{**loader.metrics(), "loss": loss}`` is a new one.
         """
         made, found = self._measured.last
-        if found and not all_ranks and time.perf_counter() - made <= max_age:
+        if perf_counter() - made < max_age and not all_ranks:
             return found
         found = self._measured.metrics(self.engine, self.memory_used)
         return found | self._measured.comparison(self.engine.basis.comm, found) if all_ranks else found
