@@ -16,6 +16,7 @@ if _TYPE_CHECKING:
     from salientpp.layerwise.inference import inference
     from salientpp.loader.link_loader import LinkNeighborLoader
     from salientpp.loader.node_loader import NeighborLoader
+    from salientpp.loader.serve import serve
     from salientpp.loader.statistics import LoaderStats
     from salientpp.progress import Progress, ProgressBar
     from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
@@ -51,6 +52,7 @@ _MODULES = {
     "load": "store.directory.load",
     "partition": "store.directory.writer",
     "rewrite_topology": "store.directory.rewrite",
+    "serve": "loader.serve",
 }
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "load",
     "partition",
     "rewrite_topology",
+    "serve",
 ]
 
 

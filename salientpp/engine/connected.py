@@ -57,7 +57,13 @@ def placement_of(
     whole = part.whole
     try:
         placement = Placement(
-            comm.rank, comm.size, whole.num_parts, logical_ranks or 0, tuple(ranks_by_host), cooperates
+            comm.rank,
+            comm.size,
+            whole.num_parts,
+            logical_ranks or 0,
+            tuple(ranks_by_host),
+            cooperates,
+            whole.num_storage_ranks,
         )
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None

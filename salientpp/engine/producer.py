@@ -78,6 +78,7 @@ class Producer:
             exchange=source.exchange,
             columns=source.exchanged,
             seed_columns=source.seed_columns,
+            seed_rows_here=source.seed_rows_here,
             own=InPlace(BufferPool()) if on_host else Packed(basis.device, dtype=basis.dtype),
             served=InPlace(BufferPool(), decodes=False) if serves_in_place else Packed(others, decodes=False),
             repeats=basis.repeats,

@@ -120,6 +120,8 @@ def vertices_of_part(
     input_id: Tensor | None = None,
 ) -> Seeds:
     """Makes the :class:`Seeds` of vertices in a rank's part, from the user's arguments of a ``NeighborLoader``."""
+    if isinstance(sampler.topology, PartTopology) and connected.exchange.placement.num_storage_ranks:
+        sampler.topology.seeds_are_held = False  # storage ranks hold the lists
     inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
     owner = connected.own.whole.books[inputs.input_type].owner
     seeds, part_of = vertex_seeds(sampler, inputs), partial(owner, inputs.node)

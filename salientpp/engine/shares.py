@@ -23,6 +23,8 @@ SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
     """Describes this rank's seeds for :class:`Facts`. ``split``: name of the stored split that these seeds are, or None."""
     seeds, parts = source.seeds, placement.own_parts
+    if not parts:  # a storage rank
+        return []
 
     def words(at: Tensor | None) -> str:
         return inputs_digest(seeds.inputs, at) if split is None else f"split {split}"
@@ -65,8 +67,8 @@ class Shares:
         sizes = self._sizes(placement)
         per_unit = placement.logical_ranks_per_unit
         numbers = [share_size(size, place, per_unit) for size in sizes for place in range(per_unit)]
-        schedules = [
-            Schedule(
+        schedules = {
+            logical_rank: Schedule(
                 num_seeds=sizes[placement.unit_of(logical_rank)],
                 unit=placement.unit_of(logical_rank),
                 place=placement.place_of(logical_rank),
@@ -81,11 +83,13 @@ class Shares:
                 kind=_kind(placement),
                 num_given=self.num_given,
             )
-            for logical_rank in placement.logical_ranks
-        ]
+            for logical_rank in placement.logical_ranks or range(1)
+        }
         ranks = [placement.rank] if self.alone else range(placement.world_size)
         logical_ranks = [placement.logical_ranks_of(rank) for rank in ranks]
-        return Turns(schedules, logical_ranks, self.joined, self._positions_by_unit(placement))
+        own = [schedules[logical_rank] for logical_rank in placement.logical_ranks]
+        another = None if own else schedules[0]
+        return Turns(own, logical_ranks, self.joined, self._positions_by_unit(placement), another)
 
     def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
         """Returns this rank's placement and order with the seed and the number of logical ranks of a saved state.
@@ -118,7 +122,7 @@ class Shares:
     def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
         """Returns the positions of each unit's seeds (:func:`_units`) among the rank's seeds. Empty for one unit."""
         units, part_of = _units(placement), self.source.seeds.part_of
-        if len(units) == 1 or part_of is None:
+        if len(units) <= 1 or part_of is None:
             return {}
         of = part_of()
         parts = {unit: placement.parts_of_unit(unit) for unit in units}
@@ -134,7 +138,8 @@ def _kind(placement: Placement) -> str:
 
 def _units(placement: Placement) -> range:
     """Returns the units (groups of parts) from which this rank's logical ranks draw seeds."""
-    return range(placement.unit_of(placement.logical_ranks[0]), placement.unit_of(placement.logical_ranks[-1]) + 1)
+    own = placement.logical_ranks
+    return range(placement.unit_of(own[0]), placement.unit_of(own[-1]) + 1) if own else range(0)
 
 
 def check_units(source: BatchSource, placement: Placement) -> None:

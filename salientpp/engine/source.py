@@ -53,6 +53,7 @@ class BatchSource:
         own: columns whose rows come from a user's source instead of the data.
         part: for a partitioned graph, the view whose part has this rank's seeds.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
+        seed_rows_here: see :class:`~salientpp.store.fetch.Fetch`.
         frames: per vertex type and edge type, the tables of batches, by attribute name. The other fields of this class hold the columns of these tables.
     """
 
@@ -66,6 +67,7 @@ class BatchSource:
     own: Collection[Column] = frozenset()
     part: PartitionedGraph | None = None
     narrow: Mapping[Column, Narrow] = field(default_factory=dict)
+    seed_rows_here: Mapping[Column, tuple[int, RowSource]] = field(default_factory=dict)
     frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
 
     @property
@@ -202,6 +204,7 @@ def open_partition(
         fingerprint += f", parts from {', '.join(map(str, part.offsets[:-1]))} on joined"
     for column in sorted(own, key=words.__getitem__):
         fingerprint += f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
+    of_seeds_only = [column for column in known if of_seeds and column[0] == seed_type and column not in gathered]
     return BatchSource(
         drawing=method_of(seeds, sampler, exchange),
         books=books,
@@ -209,11 +212,22 @@ def open_partition(
         narrow=narrow,
         template=template,
         exchanged=gathered,
-        seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
+        seed_columns=of_seeds_only,
+        seed_rows_here=_seed_rows(connected, of_seeds_only) if exchange.placement.num_storage_ranks else {},
         part=connected.own,
         fingerprint=fingerprint,
         frames=frames,
     )
+
+
+def _seed_rows(connected: Connected, columns: Sequence[Column]) -> dict[Column, tuple[int, RowSource]]:
+    """Returns the rows of this rank's seeds out of the directory, because with storage ranks its own part has no rows."""
+    part, found = connected.own, connected.own.sources()
+    first = {
+        type_: book.range_of(connected.own_part if book.num_parts == part.num_parts else 0)[0]
+        for type_, book in part.row_books.items()
+    }
+    return {(type_, name): (first[type_], found[type_][name]) for type_, name in columns}
 
 
 def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:

@@ -52,7 +52,10 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
             error = TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
             go_astray(error)  # the data names the ranks of a loader, so without it they are unknown
         elif isinstance(data, PartitionedGraph):
-            return Comm.create(options.process_group, timeout, device, error), device
+            # Storage ranks need no accelerator, so rows travel between host memories.
+            return Comm.create(
+                options.process_group, timeout, device, error, over_host=data.num_storage_ranks > 0
+            ), device
         if error is not None:
             raise error
         return Comm(None, timeout), device

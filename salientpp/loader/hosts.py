@@ -46,7 +46,7 @@ def agree_on_hosts(
         there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
     owning = [theirs["own_rows"] for theirs in everyone]
-    trouble = _trouble(comm, part.whole.num_parts, sizes, num_logical_ranks, owning, copies, cooperates)
+    trouble = _trouble(comm, part.whole, sizes, num_logical_ranks, owning, copies, cooperates)
     if trouble is not None and (cooperates or asked is not None):
         raise ValueError(trouble)
     if trouble is None:
@@ -69,7 +69,7 @@ def agree_on_hosts(
 
 def _trouble(
     comm: Comm,
-    num_parts: int,
+    whole: PartitionedGraph,
     sizes: tuple[int, ...],
     num_logical_ranks: int,
     own_rows: Sequence[bool],
@@ -84,7 +84,7 @@ def _trouble(
                 "leave these rows out, or pass ranks_per_host=1"
             )
     try:
-        how = comm.size, num_parts, num_logical_ranks, sizes, cooperates
+        how = comm.size, whole.num_parts, num_logical_ranks, sizes, cooperates, whole.num_storage_ranks
         placements = [Placement(rank, *how) for rank in range(comm.size)]
     except ValueError as error:
         return str(error)

@@ -121,6 +121,11 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         )  # fmt: skip
         super().__init__(data, sampling, given, kwargs)
 
+    def _seeds_given(self) -> dict[str, Any]:
+        names = ("edge_label_index", "edge_label", "edge_label_time", "input_id")
+        kind, ratio = self._negatives_given
+        return {**{name: getattr(self, name) for name in names}, "neg_sampling": kind, "neg_sampling_ratio": ratio}
+
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         kind, ratio = self._negatives_given
         if ratio is not None and ratio != 0.0:

@@ -106,6 +106,9 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         )  # fmt: skip
         super().__init__(data, sampling, given, kwargs)
 
+    def _seeds_given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("input_nodes", "input_time", "input_id")}
+
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         data, given = self.data, (self.input_nodes, self.input_time, self.input_id)
         if self.input_time is not None and sampling.time_attr is None:

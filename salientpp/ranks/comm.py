@@ -125,6 +125,7 @@ class Comm:
         timeout: timedelta = DEFAULT_TIMEOUT,
         device: torch.device | None = None,
         error: Exception | None = None,
+        over_host: bool = False,
     ) -> Comm:
         """Creates the connections between the ranks of ``process_group`` (None: the default group, if initialised), in its order.
 
@@ -133,6 +134,7 @@ class Comm:
         Args:
             timeout: maximum time of a collective.
             device: device of the loader. If the default group has NCCL for devices of its type, the device exchanges its rows itself.
+            over_host: rows travel between host memories, also if devices could exchange them.
             error: this rank's mistake, because of which it cannot create a Comm. It is raised here after the other ranks were told.
 
         Raises:
@@ -151,7 +153,7 @@ class Comm:
                 raise error
             return cls(None, timeout)
         backends = dict(pair.split(":") for pair in dist.get_backend_config(process_group).split(","))
-        over_nccl = device is not None and backends.get(device.type) == "nccl"
+        over_nccl = not over_host and device is not None and backends.get(device.type) == "nccl"
         own_up(ranks)
         # new_group must be called by all ranks of the job.
         over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"

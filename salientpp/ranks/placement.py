@@ -8,6 +8,8 @@ A dataset directory has K parts, each a contiguous range of ids. W ranks on some
   rows of another row part goes to the rank there with the same place in its row part as the asking rank. This spreads the load.
 
 * **Cooperation.** If the ranks of a host compute each batch together, a host visits seeds as one rank: its ranks have the same logical ranks.
+* **Storage ranks.** The last ranks of a job may only store. They divide the row parts among themselves and visit no seeds. The other ranks train: they divide
+  the seeds, and hold no rows. Their row part is the last one, and it is empty.
 
 The logical ranks of a rank, the ranks of a host, and the parts of a rank or host are consecutive, in torchrun's order.
 """
@@ -45,6 +47,7 @@ class Placement:
         num_logical_ranks: S, the number of logical ranks; 0 means :attr:`num_visitors`.
         ranks_by_host: number of ranks on each host, in the order of the ranks. Empty: every rank is its own host.
         cooperates: True if the ranks of a host visit their seeds together, as one rank.
+        num_storage_ranks: number of ranks, the last ones, that hold the rows and visit no seeds; 0: every rank does both.
 
     Raises:
         ValueError: ranks, logical ranks, parts and hosts do not fit each other.
@@ -56,6 +59,7 @@ class Placement:
     num_logical_ranks: int = 0
     ranks_by_host: tuple[int, ...] = ()
     cooperates: bool = False
+    num_storage_ranks: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * self.world_size)
@@ -63,6 +67,7 @@ class Placement:
             raise ValueError(
                 f"ranks_by_host must be numbers >= 1 that add up to the {self.world_size} ranks, got {list(self.ranks_by_host)}"
             )
+        self._check_storage_ranks()
         ranks, parts = self.num_visitors, self.num_parts
         object.__setattr__(self, "num_logical_ranks", self.num_logical_ranks or ranks)
         if self.cooperates and len(set(self.ranks_by_host)) > 1:
@@ -99,19 +104,52 @@ class Placement:
             )
         spans = self._parts_by_host
         for host, (here, following) in enumerate(pairwise(spans)):
-            if here != following and following.start < here.stop:
+            if here and here != following and following.start < here.stop:
                 raise ValueError(
                     f"hosts {host} and {host + 1} would share a part but not all of their parts (parts {here.start} to {here.stop - 1} and "
                     f"{following.start} to {following.stop - 1}); the {self.ranks_by_host[host]} ranks of a host must serve whole parts, or all serve the same "
                     "part; start the same number of ranks on every host, or pass ranks_per_host=1"
                 )
 
+    def _check_storage_ranks(self) -> None:
+        number = self.num_storage_ranks
+        if not number:
+            return
+        if not 0 < number < self.world_size:
+            raise ValueError(
+                f"storage_ranks must leave at least one of the {self.world_size} ranks to train, got {number}; start more ranks, or pass fewer storage ranks"
+            )
+        if number > self.num_parts and number % self.num_parts:
+            raise ValueError(
+                f"storage_ranks={number} does not fit {self.num_parts} parts: with more storage ranks than parts, every part must be stored by the same number "
+                f"of ranks; use at most {self.num_parts} storage ranks or a multiple of {self.num_parts}"
+            )
+        if self.cooperates:
+            raise ValueError(
+                "cooperate= is for ranks that hold rows, but the ranks that train hold none with storage_ranks; leave one out"
+            )
+        if self.num_trainers not in self._first_ranks:
+            raise ValueError(
+                f"ranks_by_host={list(self.ranks_by_host)} puts ranks that train and ranks that store on one host, and they would share its memory; pass "
+                "ranks_per_host=1"
+            )
+
     # --- logical ranks and seeds ----------------------------------------------------------------------------------
+
+    @property
+    def num_trainers(self) -> int:
+        """Number of ranks that visit seeds: the first ones."""
+        return self.world_size - self.num_storage_ranks
+
+    @property
+    def num_training_hosts(self) -> int:
+        """Number of hosts whose ranks visit seeds."""
+        return sum(first < self.num_trainers for first in self._first_ranks[:-1])
 
     @property
     def num_visitors(self) -> int:
         """Number of ranks among which seeds are divided; of hosts, if the ranks of a host cooperate."""
-        return len(self.ranks_by_host) if self.cooperates else self.world_size
+        return len(self.ranks_by_host) if self.cooperates else self.num_trainers
 
     @property
     def visitor(self) -> int:
@@ -131,7 +169,9 @@ class Placement:
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """Returns a rank's logical ranks: all those of one or several units, or an equal share of those of one unit."""
+        """Returns a rank's logical ranks: all those of one or several units, or an equal share of those of one unit. A storage rank has none."""
+        if rank >= self.num_trainers and not self.cooperates:
+            return range(self.num_logical_ranks, self.num_logical_ranks)
         visitor = self.host_of(rank) if self.cooperates else rank
         if self.num_visitors > self.num_units:
             share = self.num_logical_ranks // self.num_visitors
@@ -157,6 +197,8 @@ class Placement:
     def parts_of(self, rank: int) -> range:
         """Returns the parts whose seeds a rank's logical ranks visit."""
         logical_ranks = self.logical_ranks_of(rank)
+        if not logical_ranks:
+            return range(self.num_parts, self.num_parts)
         first, last = self.unit_of(logical_ranks[0]), self.unit_of(logical_ranks[-1])
         return range(self.parts_of_unit(first).start, self.parts_of_unit(last).stop)
 
@@ -184,9 +226,18 @@ class Placement:
     @cached_property
     def _parts_by_host(self) -> list[range]:
         return [
-            range(self.parts_of(first).start, self.parts_of(last - 1).stop)
+            range(self._stored_by(first).start, self._stored_by(last - 1).stop)
             for first, last in pairwise(self._first_ranks)
         ]
+
+    def _stored_by(self, rank: int) -> range:
+        """Returns the parts of whose rows a rank needs its host to hold: those whose seeds it visits, or those that it stores."""
+        if not self.num_storage_ranks:
+            return self.parts_of(rank)
+        if rank < self.num_trainers:
+            return range(self.num_parts, self.num_parts)
+        groups = min(self.num_storage_ranks, self.num_parts)
+        return range(*_run(self.num_parts, groups, (rank - self.num_trainers) * groups // self.num_storage_ranks))
 
     @cached_property
     def host(self) -> int:
@@ -201,8 +252,8 @@ class Placement:
 
     @cached_property
     def row_parts(self) -> list[range]:
-        """The row parts: for each group of parts whose rows one host holds together, its range of parts."""
-        return [*dict.fromkeys(self._parts_by_host)]
+        """The row parts: for each group of parts whose rows one host holds together, its range of parts. That of ranks without rows is last."""
+        return sorted(dict.fromkeys(self._parts_by_host), key=lambda parts: parts.start)
 
     @cached_property
     def row_offsets(self) -> tuple[int, ...]:

@@ -189,28 +189,34 @@ class Turns:
         logical_ranks_by_rank: logical ranks of every rank.
         joined: True if the rank's batches of a round are joined to one batch.
         positions: by unit, the positions of the unit's seeds among this rank's seeds; empty if the rank has only one unit.
+        another: schedule of another logical rank, for a storage rank, which has none. It has the numbers that all schedules have in common.
     """
 
     schedules: Sequence[Schedule]
     logical_ranks_by_rank: Sequence[range]
     joined: bool = False
     positions: Mapping[int, Tensor] = field(default_factory=dict)
+    another: Schedule | None = None
+
+    @property
+    def _any(self) -> Schedule:
+        return self.schedules[0] if self.another is None else self.another
 
     @property
     def batches_of_logical_rank(self) -> int:
         """Number of batches that the first of this rank's logical ranks gives in an epoch."""
-        return self.schedules[0].num_batches
+        return self._any.num_batches
 
     @property
     def num_rounds(self) -> int:
-        return self.schedules[0].num_rounds
+        return self._any.num_rounds
 
     @cached_property
     def _ticks_by_round(self) -> list[range]:
         """Ticks of each round. This rank gives its batches in the last ticks of a round."""
-        if self.joined or all(len(logical_ranks) == 1 for logical_ranks in self.logical_ranks_by_rank):
+        if self.joined or all(len(logical_ranks) <= 1 for logical_ranks in self.logical_ranks_by_rank):
             return [range(index, index + 1) for index in range(self.num_rounds)]
-        batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
+        batches, number = self._any.batches_of, torch.arange(self.num_rounds, device="cpu")
         most = torch.zeros_like(number)
         for logical_ranks in self.logical_ranks_by_rank:
             of_rank = sum(((number < batches(each)).long() for each in logical_ranks), torch.zeros_like(number))
@@ -229,7 +235,7 @@ class Turns:
         numbers = [schedule.num_batches for schedule in self.schedules]
         return [
             index
-            for index in range(max(numbers))
+            for index in range(max(numbers, default=0))
             for _ in range(1 if self.joined else sum(number > index for number in numbers))
         ]
 
@@ -242,10 +248,10 @@ class Turns:
     def batches_by_rank(self) -> list[int]:
         """Number of batches that each rank gives in an epoch."""
         numbers = [
-            [self.schedules[0].batches_of(logical_rank) for logical_rank in logical_ranks]
+            [self._any.batches_of(logical_rank) for logical_rank in logical_ranks]
             for logical_ranks in self.logical_ranks_by_rank
         ]
-        return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
+        return [max(of_rank, default=0) if self.joined else sum(of_rank) for of_rank in numbers]
 
     def round_after(self, batches: int) -> int:
         """Returns the round that this rank is in after ``batches`` batches: the first that it has not completed."""
@@ -259,7 +265,8 @@ class Turns:
 
     def with_seed(self, seed: int) -> Turns:
         """Returns a copy of this schedule with another random seed."""
-        return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
+        schedules = [replace(schedule, seed=seed) for schedule in self.schedules]
+        return replace(self, schedules=schedules)
 
     def trial(self) -> list[Turn]:
         """Returns epoch 0's turns for estimates."""

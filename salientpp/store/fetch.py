@@ -300,6 +300,7 @@ class Fetch:
         moving: by vertex type, attribute name -> [slots, ...] on the host: the rows of a changing cache. Its hits count as those of the tier 'cache'.
         counts: number of rows delivered, by vertex type and by the name of the tier that served them. A remote row counts once per fetch.
         counting: lock for ``counts``, because several threads may each drive an epoch.
+        seed_rows_here: column of ``seed_columns`` -> id of the vertex of row 0, and rows, for a rank whose part lacks the rows of its seeds.
     """
 
     tiers: Mapping[str | None, Tiers]
@@ -312,6 +313,7 @@ class Fetch:
     moving: Mapping[str | None, Mapping[str, Tensor]] = field(default_factory=dict)
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
+    seed_rows_here: Mapping[Column, tuple[int, RowSource]] = field(default_factory=dict)
 
     def rows_of(self, column: Column) -> RowSource:
         """Returns a source of the part's rows of a column, with the values that batches get."""
@@ -339,7 +341,8 @@ class Fetch:
         found = {}
         for type_, name in self.seed_columns:
             begin, _ = self.tiers[type_].book.range_of(self.tiers[type_].part_id)
-            found[type_, name] = take_rows(self.rows_of((type_, name)), n_id[type_][:num_seeds] - begin)
+            first, rows = self.seed_rows_here.get((type_, name)) or (begin, self.rows_of((type_, name)))
+            found[type_, name] = take_rows(rows, n_id[type_][:num_seeds] - first)
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:

@@ -108,9 +108,14 @@ class Cache(Way):
             add, own = partial(add_scores, self._policy), {type_: scores[type_] for type_ in source.travelling}
             scores = basis.once(("pooled scores", self._policy), lambda: _pooled(basis.host, own, add))
         books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
+        placement = source.exchange.placement
+        if not placement.logical_ranks:  # a storage rank has no batches
+            return dict.fromkeys(books, NO_IDS)
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)
             alpha = min(source.exchange.placement.num_parts, alpha / max(1, whole))
+        elif placement.num_storage_ranks:
+            alpha *= len(placement.row_parts) / placement.num_training_hosts
         return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, alpha)
 
     def _fetched(

@@ -51,7 +51,15 @@ def vertex_rows(arrays: Arrays, vertices: VertexType, name: str, stored: Sequenc
     Encoded rows are decoded when taken. Replicated types give all rows.
     """
     parts = range(1) if vertices.replicated else stored
-    return stored_rows(vertices, name, [vertex_column(arrays, vertices, name, part) for part in parts])
+    pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
+    return stored_rows(vertices, name, pieces or [no_rows(arrays, vertices, name)])
+
+
+def no_rows(arrays: Arrays, type_: VertexType | EdgeType, name: str) -> Tensor:
+    """Returns an attribute's rows [0, ...] for a rank that holds no part. Their dtype and shape are known from the manifest, and no file is opened."""
+    dtype = type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
+    shape = arrays.files[type_.rows_file(name, 0)]["shape"]
+    return torch.empty((0, *shape[1:]), dtype=getattr(torch, dtype), device="cpu")
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
@@ -77,7 +85,7 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
     """Returns the vertices of a split (or 'all') that consecutive parts ``stored`` own: ascending global ids, int64."""
-    if name == "all":
+    if name == "all" and stored:
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
 
@@ -94,6 +102,8 @@ def edge_split(arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int]
 
 
 def _read_split(arrays: Arrays, type_: VertexType | EdgeType, name: str, stored: Sequence[int]) -> Tensor:
+    if not stored and (name == "all" or name in type_.splits):
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     if name not in type_.splits:
         known = ", ".join(repr(split) for split in [*type_.splits, "all"])
         words = words_of_type(type_.name) or (" of edges" if isinstance(type_, EdgeType) else "")

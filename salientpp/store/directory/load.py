@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.arguments import as_integer
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
@@ -27,6 +29,7 @@ def load(
     part_id: int | None = None,
     verify: str = "quick",
     process_group: dist.ProcessGroup | None = None,
+    storage_ranks: int = 0,
 ) -> PartitionedGraph:
     """Opens a dataset directory. Every rank calls it.
 
@@ -38,6 +41,8 @@ def load(
         verify: 'quick' checks the manifest, sizes, headers and sampled checksums. 'full' reads every byte, and also checks that topology, ids, seeds
             and probabilities are valid. If the topology is stored in parts, 'quick' leaves out the folders of parts that this process does not serve.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
+        storage_ranks: number of ranks that only store, the last ones of the job. They hold all rows and call :func:`serve`. The other ranks train, and
+            hold only copies that their caches chose. 0: every rank does both.
 
     Raises:
         DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
@@ -50,15 +55,19 @@ def load(
     num_parts = manifest["num_parts"]
     if part_id is not None and not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    storage_ranks = _checked_storage_ranks(storage_ranks, part_id, process_group)
     part = PartitionedGraph(root, manifest, part_id)
     rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
     if world_size > 1 or num_parts == 1:
         try:
-            placement = Placement(rank, world_size, num_parts)
+            placement = Placement(rank, world_size, num_parts, num_storage_ranks=storage_ranks)
         except ValueError as error:
             raise ValueError(f"{root}: {error}") from None
-        part = PartitionedGraph(root, manifest, None).joined(placement.own_offsets, placement.own_part)
+        whole = PartitionedGraph(root, manifest, None, num_storage_ranks=storage_ranks)
+        part = whole.joined(placement.own_offsets, placement.own_part)
     served = None if part.part_id is None else range(*part.offsets[part.part_id : part.part_id + 2])
+    if storage_ranks and part.stores:
+        served = placement.row_parts[placement.part_id]
     there = parts_there(root)
     checked = set(range(num_parts)) if there is None else there & set(range(num_parts))
     if part.topology == PARTS and verify == "quick" and served is not None:
@@ -73,6 +82,25 @@ def load(
     if verify == "full":
         _check_contents(part.whole, sorted(checked))
     return part
+
+
+def _checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:
+    found = as_integer(number)
+    if found is None or found < 0:
+        raise ValueError(f"storage_ranks must be an integer >= 0 (the number of ranks that only store), got {number!r}")
+    if not found:
+        return 0
+    if part_id is not None or process_group is not None:
+        name = "part_id" if part_id is not None else "process_group"
+        raise ValueError(
+            f"storage_ranks={found} divides the parts among the last ranks of the whole job; leave {name} out"
+        )
+    if group_rank()[1] == 1:
+        raise ValueError(
+            f"storage_ranks={found} needs a job of at least {found + 1} ranks, got one process; initialise torch.distributed before salientpp.load, or leave "
+            "storage_ranks out"
+        )
+    return found
 
 
 def _check_contents(part: PartitionedGraph, part_ids: Sequence[int]) -> None:

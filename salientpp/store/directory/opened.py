@@ -51,6 +51,8 @@ class PartitionedGraph(PygNames):
         row_books: per vertex type, the partition book of its rows. For a replicated type it has one part with all rows.
         offsets: for each part of this view, its first part on disk; then the number of parts on disk.
         whole: the view whose parts are the parts on disk.
+        num_storage_ranks: number of ranks, the last ones of the job, that hold the rows and visit no seeds; 0: every rank does both. The last part of a view
+            is then empty: ranks that train hold its rows, and ranks that store visit its seeds.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PartitionedGraph(PygNames):
         part_id: int | None,
         offsets: Sequence[int] = (),
         whole: PartitionedGraph | None = None,
+        num_storage_ranks: int = 0,
     ) -> None:
         root = root.absolute()  # files are opened later
         self.root, self.manifest, self.fingerprint = root, manifest, fingerprint(manifest)
@@ -82,7 +85,13 @@ class PartitionedGraph(PygNames):
         at = list(self.offsets)
         self.books = {type_.name: PartitionBook(type_.book.offsets[at]) for type_ in vertices}
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
+        self.num_storage_ranks = num_storage_ranks if whole is None else whole.num_storage_ranks
         self._whole, self._is_made = whole, True
+
+    @property
+    def stores(self) -> bool:
+        """True on a rank that only stores (``storage_ranks``). Its script calls :func:`salientpp.serve` instead of training."""
+        return self.num_storage_ranks > 0 and self.part_id == self.num_parts - 1
 
     @property
     def whole(self) -> PartitionedGraph:
@@ -92,7 +101,7 @@ class PartitionedGraph(PygNames):
         """Returns the view whose part i consists of the parts ``offsets[i]`` to ``offsets[i + 1] - 1`` on disk.
 
         Args:
-            offsets: ascending numbers. The first is 0, and the last is the number of parts on disk.
+            offsets: ascending numbers. The first is 0, and the last is the number of parts on disk. The last part may be empty.
             part_id: the part of the view that this process serves.
         """
         whole, offsets = self.whole, tuple(offsets)
@@ -110,7 +119,7 @@ class PartitionedGraph(PygNames):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.root, self.manifest, self.part_id, self.offsets)
+        return _reopened, (self.root, self.manifest, self.part_id, self.offsets, self.num_storage_ranks)
 
     def check_sizes(self) -> None:
         """Raises :class:`DatasetError` if a file behind an open memory map was cut short. Reading such a map would kill the process."""
@@ -321,7 +330,8 @@ class PartitionedGraph(PygNames):
 
 
 def _check_offsets(whole: PartitionedGraph, offsets: Sequence[int]) -> None:
-    inside = all(first < last for first, last in pairwise(offsets))
+    named = offsets[:-1] if whole.num_storage_ranks and offsets[-2:-1] == offsets[-1:] else offsets
+    inside = all(first < last for first, last in pairwise(named))
     if not inside or len(offsets) < 2 or (offsets[0], offsets[-1]) != (0, whole.num_parts):
         raise ValueError(
             f"offsets must ascend from 0 to the {whole.num_parts} parts of {whole.root}, got {list(offsets)}"
@@ -377,9 +387,13 @@ def _splits(type_: VertexType | EdgeType) -> str:
     return ", ".join(f"{name} {sum(counts):,}" for name, counts in type_.splits.items())
 
 
-def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...]) -> PartitionedGraph:
-    whole = PartitionedGraph(root, manifest, part_id)
-    return whole if offsets == whole.offsets else PartitionedGraph(root, manifest, None).joined(offsets, part_id)
+def _reopened(
+    root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...], num_storage_ranks: int
+) -> PartitionedGraph:
+    whole = PartitionedGraph(root, manifest, part_id, num_storage_ranks=num_storage_ranks)
+    if offsets == whole.offsets:
+        return whole
+    return PartitionedGraph(root, manifest, None, num_storage_ranks=num_storage_ranks).joined(offsets, part_id)
 
 
 def _check_is_homogeneous(part: PartitionedGraph, instead: str) -> None:

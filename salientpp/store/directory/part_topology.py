@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from salientpp.graph.clock import Clock
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.part import PartGraph, PartLists
 from salientpp.graph.relation import EdgeReader, Relation
-from salientpp.store.directory.columns import StoredRows, stored_rows
+from salientpp.store.directory.columns import StoredRows, no_rows, stored_rows
 from salientpp.store.directory.description import EdgeType, check_times_of_edges
 from salientpp.store.directory.topology import Topology
 
@@ -32,7 +34,12 @@ class PartEdgeRows:
 def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEdgeRows:
     """Returns the attributes of the edges that lead into the consecutive parts ``stored``."""
     rows = {
-        name: stored_rows(edges, name, [topology.column_of_part(edges, name, part_id) for part_id in stored])
+        name: stored_rows(
+            edges,
+            name,
+            [topology.column_of_part(edges, name, part_id) for part_id in stored]
+            or [no_rows(topology.arrays, edges, name)],
+        )
         for name in edges.attributes
     }
     return PartEdgeRows(topology.edges_into(edges, stored)[0], rows)
@@ -46,6 +53,7 @@ def read_part_graph(topology: Topology, stored: range, time_attr: str | None, we
         clock, node_time = _clock(topology, time_attr)
         lists = tuple(
             tuple(_lists(topology, edges, part_id, time_attr, weight_attr, clock, node_time) for part_id in stored)
+            or (_no_lists(topology, edges, time_attr, weight_attr, clock, node_time),)
             for edges in named.edge_types
         )
     except ValueError as error:
@@ -99,3 +107,27 @@ def _lists(
     arrays = reader.read(given, node_time.get(edges.source), edge_time)
     relation = Relation(names.index(edges.source), names.index(edges.target), *arrays)
     return PartLists(relation, first_target, topology.edges_into(edges, range(part_id, part_id + 1))[0])
+
+
+def _no_lists(
+    topology: Topology,
+    edges: EdgeType,
+    time_attr: str | None,
+    weight_attr: str | None,
+    clock: Clock | None,
+    node_time: Mapping[str | None, Tensor],
+) -> PartLists:
+    """Returns the lists of one relation for a rank that holds no part: none, with the dtypes of those on disk."""
+    named, arrays = topology.description, topology.arrays
+    names = [vertices.name for vertices in named.node_types]
+    weight, edge_time = None, None
+    if weight_attr is not None and weight_attr in edges.attributes:
+        weight = no_rows(arrays, edges, weight_attr)
+    if clock is not None and time_attr is not None and time_attr in edges.attributes:
+        edge_time = clock.read(no_rows(arrays, edges, time_attr), time_attr)
+    indices = torch.from_numpy(np.empty(0, arrays.files[edges.indices_file(0)]["dtype"]))
+    lists = torch.zeros(1, dtype=torch.int64, device="cpu"), indices
+    reader = EdgeReader("no edges", named.vertices(edges.source).num_vertices, 0, time_attr is not None, False)
+    found = reader.read({"lists": lists, "weight": weight}, node_time.get(edges.source), edge_time)
+    relation = Relation(names.index(edges.source), names.index(edges.target), *found)
+    return PartLists(relation, named.vertices(edges.target).num_vertices, edges.num_edges)

@@ -46,6 +46,8 @@ class StoredVip:
         """
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
+        if not stored:  # batches of no part sample nothing
+            return torch.zeros(vertices.num_vertices, device="cpu")
         if self.find(stored) is None:
             self.keep(stored, self._compute(stored))
         return self._joined[stored][vertices.name]
@@ -83,7 +85,7 @@ class StoredVip:
     def find(self, stored: range) -> dict[str | None, Tensor] | None:
         """Returns the probabilities of all types, type -> float32 [N], or None if they would have to be computed."""
         types = self._description.node_types
-        if len(stored) == 1:
+        if len(stored) <= 1:
             return {type_.name: self.of(type_, stored) for type_ in types}
         if stored not in self._joined:
             found = {

@@ -1,0 +1,126 @@
+"""Messages of the ranks that train to the ranks that only store.
+
+The scripts of the ranks that train decide which loaders there are, and when their epochs begin. Storage ranks have no such script: they follow messages. Rank 0
+writes each message, as JSON, to the job's key-value store, under a number. Every storage rank reads all messages in this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing.util
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.greeting import is_hosted_here
+from salientpp.ranks.job_store import job_store
+from salientpp.ranks.members import default_group
+
+_PREFIX = "salientpp/roles"
+
+#: Seconds between two looks of a storage rank for a message: at first, and after a long time without one.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+
+#: Seconds between two looks for a failure.
+_FAILURE_PAUSE = 0.5
+
+#: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
+_STAY_SECONDS = 30.0
+
+
+class Roles:
+    """Messages in one job of ``num_ranks`` ranks, the last ``num_storage_ranks`` of which only store. All loaders of a process share this object.
+
+    Attributes:
+        rank: number of this rank.
+        num_trainers: number of ranks that train, the first ones.
+    """
+
+    #: The objects of this process, by default group. After `destroy_process_group` everything starts over.
+    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, Roles]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, num_storage_ranks: int) -> None:
+        self.rank, self.num_trainers = dist.get_rank(), dist.get_world_size() - num_storage_ranks
+        self._num_storage_ranks = num_storage_ranks
+        self._store = job_store()
+        self._posted = self._made = 0
+        if self.rank < self.num_trainers:
+            # Also runs at the end of a process of multiprocessing, which does not run `atexit`.
+            multiprocessing.util.Finalize(None, self._end, exitpriority=0)
+
+    @classmethod
+    def of_job(cls, num_storage_ranks: int) -> Roles:
+        return cls.known.get(default_group()) or cls.known.setdefault(default_group(), cls(num_storage_ranks))
+
+    @property
+    def speaks(self) -> bool:
+        """True on the rank that writes the messages."""
+        return self.rank == 0
+
+    # --- ranks that train -----------------------------------------------------------------------------------
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Writes a message, if this is rank 0."""
+        if self.speaks:
+            self._store.set(f"{_PREFIX}/{self._posted}", json.dumps(message))
+            self._posted += 1
+
+    def number_of_loader(self) -> int:
+        """Returns the number by which messages name a new loader."""
+        self._made += 1
+        return self._made - 1
+
+    def drop(self, number: int) -> None:
+        """Tells the storage ranks that a loader is gone. It may run in any thread, and at any time."""
+        with contextlib.suppress(RuntimeError):
+            self.post({"do": "drop", "number": number})
+
+    def _end(self) -> None:
+        """Runs when the script of a rank that trains ends, for any reason. The host of the store stays until the storage ranks have ended."""
+        with contextlib.suppress(RuntimeError):
+            self._store.add(f"{_PREFIX}/ended", 1)
+            until = time.monotonic() + _STAY_SECONDS
+            while is_hosted_here(self._store) and time.monotonic() < until:
+                if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
+                    break
+                time.sleep(_LONGEST_PAUSE)
+
+    # --- storage ranks --------------------------------------------------------------------------------------
+
+    def messages(self, look: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """Yields the messages, until the scripts of all ranks that train have ended.
+
+        Args:
+            look: called about twice a second, to raise an error that happened in another thread.
+
+        Raises:
+            RankFailure: the job's store is gone, and with it the rank that hosted it.
+        """
+        number, pause, looked = 0, _FIRST_PAUSE, time.monotonic()
+        ended = 0
+        try:
+            while ended < self.num_trainers:
+                key = f"{_PREFIX}/{number}"
+                if self._store.check([key]):
+                    yield json.loads(self._store.get(key))
+                    number, pause = number + 1, _FIRST_PAUSE
+                    continue
+                ended = self._store.add(f"{_PREFIX}/ended", 0)
+                if ended < self.num_trainers:
+                    time.sleep(pause)
+                    pause = min(1.2 * pause, _LONGEST_PAUSE)
+                if time.monotonic() - looked > _FAILURE_PAUSE:
+                    look()
+                    looked = time.monotonic()
+            self._store.add(f"{_PREFIX}/left", 1)
+        except dist.DistError as error:
+            if ended:
+                return  # the rank that hosts the store was the last to train
+            raise RankFailure(
+                f"storage rank {self.rank} has lost the job's store, so the rank that hosted it has ended; look at the output of the ranks that train ({error})"
+            ) from error
