@@ -1,4 +1,4 @@
-"""The Triton kernel of :mod:`salientpp.store.assembly`. Only code that runs it imports this module, because it needs Triton.
+"""The Triton kernel that gathers a batch's rows from up to five tensors. Only code that runs it imports this module, because it needs Triton.
 
 One program moves a block of rows, word by word. The row's index tells which source holds it. Masked loads read nothing from the
 other sources. Adjacent 8-byte words are moved as 16 bytes where the row size allows it.
@@ -44,7 +44,14 @@ def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
 
 
 def launch(sources: Sequence[Tensor], index: Tensor, out: Tensor, words: int) -> None:
-    """Writes ``out``, [n * words], from five sources, [s * words], on the current stream. A row has ``words`` words."""
+    """Copies row ``index[i]`` of the concatenated sources to row i of ``out``, on the current stream.
+
+    Args:
+        sources: five tensors of whole words, [s * words].
+        index: int32 or int64 [n].
+        out: [n * words].
+        words: number of words of a row.
+    """
     ends, end = [], 0
     for rows in sources[:-1]:
         end += rows.numel() // words

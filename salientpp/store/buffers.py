@@ -27,7 +27,7 @@ _KEPT = 16
 
 
 class _Lease(np.ndarray):
-    """Memory of one output. torch deletes it once no tensor shares the memory. Its buffer then returns to the pool."""
+    """Array that owns a buffer's memory for one output. When no tensor shares the memory, the array is deleted and the buffer returns to the pool."""
 
 
 class BufferPool:

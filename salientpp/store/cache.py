@@ -66,7 +66,7 @@ class FeatureCache:
 
     @property
     def by_type(self) -> Mapping[str | None, FeatureCache]:
-        """Returns ``{None: self}``, the form of a typed cache. None is the only vertex type of a homogeneous graph."""
+        """Returns ``{None: self}``, so that callers treat it as a typed cache. None is the type of a homogeneous graph."""
         return {None: self}
 
     @property

@@ -44,13 +44,13 @@ _MOST_FILL_BYTES, _LEAST_FILL_BYTES, _FILL_CHUNKS = 64 * 2**20, 2**20, 16
 
 
 def _fill_chunk_bytes(num_bytes: int) -> int:
-    """Returns the bytes to fetch at a time for a cache of ``num_bytes``: few, so that fetching takes little memory."""
+    """Returns the bytes per request when a cache of ``num_bytes`` is filled: few, so that filling takes little memory."""
     return min(_MOST_FILL_BYTES, max(_LEAST_FILL_BYTES, num_bytes // _FILL_CHUNKS))
 
 
 @dataclass(frozen=True)
 class Message:
-    """A kind of request for something other than rows, between the ranks of a graph with one vertex type.
+    """Declares a kind of request for something other than rows, such as sums of rows. Only for a graph with one vertex type.
 
     Attributes:
         name: name of the kind. It is used as if it were a vertex type's name, so no vertex type may have it.
@@ -66,7 +66,7 @@ class Message:
 class Traffic:
     """Counters of what this rank exchanged with other ranks: messages, bytes of all kinds, and bytes of feature rows.
 
-    ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
+    ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts all others. ``row_bytes_received`` counts only rows, by
     vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from another rank's neighbour lists, and the
     answers. ``list_rounds`` counts how often a batch made this rank send such requests.
     """
@@ -88,9 +88,9 @@ class PendingCounts:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Counts of a batch: rows that this rank wants from each rank, and rows that each rank asks it for (``asked``).
+    """Numbers of rows that ranks exchange for a batch: ``wanted`` by this rank from each rank, and ``asked`` of it by each rank.
 
-    Lists are by rank, then by vertex type. ``all_left`` is True if no rank has more batches in this epoch.
+    ``wanted[r][t]`` is for rank r and vertex type t. ``all_left`` is True if no rank has more batches in this epoch.
     """
 
     wanted: list[list[int]]
@@ -100,7 +100,7 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class PendingRows:
-    """Rows that other ranks are sending to this one. Several columns travel as bytes, by rank and then by column.
+    """Rows that other ranks are sending to this one. Several columns travel as one tensor of bytes, grouped by rank and then by column.
 
     Attributes:
         like: for each column, an empty tensor with its dtype and row shape.
@@ -168,7 +168,7 @@ class Exchange:
         self.wire_dtype = torch.int32 if narrow else torch.int64
 
     def part_of(self, type_: str | None) -> int:
-        """Returns the part whose rows of this type are here: the rank's own part, or 0 for a replicated type."""
+        """Returns the part whose rows of this type the rank holds: its own part, or 0 for a replicated type."""
         return self.part_id if type_ in self.types else 0
 
     def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Letter:
@@ -305,7 +305,7 @@ class Exchange:
     def _fetch_chunk(
         self, type_: str | None, home: Mapping[str, RowSource], ids: Tensor, rows: Mapping[str, Tensor], leaving: bool, pool: BufferPool
     ) -> bool:  # fmt: skip
-        """Fetches a chunk of :meth:`fetch_rows`, and frees its messages. True if it was every rank's last one."""
+        """Fetches one chunk for :meth:`fetch_rows` into ``rows``. Returns True if every rank has fetched its last chunk."""
         book = self._books[self.types.index(type_)]
         wanted = {
             type_: torch.bincount(book.owner(ids), minlength=book.num_parts)
@@ -327,7 +327,10 @@ def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-    """Merges 1-dimensional tensors, each grouped by rank, into one grouped by rank. ``counts``: by rank and tensor."""
+    """Merges 1-dimensional tensors, each grouped by rank, into one tensor grouped by rank, so that one message carries all.
+
+    ``counts[r][i]`` is the number of entries of tensor i for rank r.
+    """
     split = [piece.split([of_rank[place] for of_rank in counts]) for place, piece in enumerate(pieces)]
     return torch.cat(
         [of_piece[rank] for rank in range(len(counts)) for of_piece in split]

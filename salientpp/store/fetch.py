@@ -112,7 +112,7 @@ def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Te
 
 
 def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
-    """Copies the rows that a changing cache admits into ``slots``. ``arrived`` [fetched, ...]: all fetched rows."""
+    """Copies some of the fetched rows into the ``slots`` of a changing cache, as ``kept`` says. ``arrived``: all fetched rows."""
     row = kept.admitted_row
     if not row.numel():
         return
@@ -126,7 +126,7 @@ class Recipe:
     """Tells a device how to assemble the rows of a batch from several tensors.
 
     Attributes:
-        index: int32 or int64 [n]: the row of every position of the batch. Rows are numbered over the tiers
+        index: int32 or int64 [n]: number of the row for each position of the batch. Numbers count the rows of the tiers
             ``on_device``, then the packed, arrived and kept rows. None: the batch is the packed rows, in order.
         packed: one int64 vector per tier, the slots of the rows that the worker packs.
     """
@@ -316,7 +316,7 @@ class Fetch:
     seed_rows_here: Mapping[Column, tuple[int, RowSource]] = field(default_factory=dict)
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns a source of the part's rows of a column, with the values that batches get."""
+        """Returns a source of the part's rows of a column. It decodes encoded rows, so it gives the values that batches get."""
         tiers, name = self.tiers[column[0]], column[1]
         rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
         return rows if narrow is None else NarrowRows(rows, narrow)
@@ -352,7 +352,7 @@ class Fetch:
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
-        """Returns the rows of ``columns`` for ``n_id``, int64 [n] per type, and their places. All must be here."""
+        """Returns the rows of ``columns`` for ``n_id``, int64 [n] per type, and their places. This rank must hold all of them."""
         places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
@@ -410,7 +410,7 @@ class Fetch:
         pending: PendingRows,
         places: Mapping[str | None, Places],
     ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
-        """Waits for the requested rows and completes this rank's batch. Then writes the admitted rows to the changing cache.
+        """Waits for the requested rows and completes this rank's batch. Then copies the rows that a changing cache admits into its slots.
 
         Returns:
             The rows of the batch; and the rows that arrived for it, with columns that need no plan, such as sums.

@@ -1,4 +1,4 @@
-"""Rows of mapped arrays, read from their files in blocks and in file order, without the page cache.
+"""Reads rows of memory-mapped arrays from their files, in blocks and in file order, past the page cache.
 
 A page that is read through a memory map stays in the page cache, with all rows beside the wanted ones. If the rows are kept elsewhere, they would then be in
 memory twice. So files are opened with ``O_DIRECT`` where the file system permits it.
@@ -93,7 +93,7 @@ class FileRows:
 
     @classmethod
     def of(cls, sources: Mapping[str, RowSource]) -> dict[str, FileRows]:
-        """Returns the rows of those ``sources`` that are memory-mapped as a whole, to be read from their files."""
+        """Returns readers of the files behind ``sources``, by name. Leaves out sources that are not entirely memory-mapped."""
         arrays = {name: _mappable(source) for name, source in sources.items()}
         at = iter(files_of([array for of_name in arrays.values() for array in of_name]))
         found = {}

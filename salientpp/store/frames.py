@@ -1,4 +1,4 @@
-"""Tables of PyTorch Frame (``TensorFrame``) as ordinary columns of rows.
+"""Stores tables of PyTorch Frame (``TensorFrame``) as ordinary columns, so that caches and exchanges need not know about tables.
 
 Rows of vertices travel, are cached, encoded and counted as columns: tensors [N, ...] with a name. :func:`take_apart` makes columns of a table, and
 :meth:`Frame.put_together` makes the table of a batch from the columns of its vertices. Each tensor of a table is a :class:`TablePiece`. A piece becomes one
@@ -34,7 +34,7 @@ FEATURES = ("x", "tf")
 
 @dataclass(frozen=True)
 class TablePiece:
-    """One tensor of a table.
+    """Describes one tensor of a table, and makes it again from rows of its columns.
 
     Attributes:
         stype: name of the semantic type. None: the target ``y``.
@@ -83,7 +83,7 @@ class TablePiece:
 
 @dataclass(frozen=True)
 class Frame:
-    """Description of a table, without its rows.
+    """Describes a table without its rows, so that a table can be made again from rows of its columns.
 
     Attributes:
         pieces: the tensors, in the order of the table. ``y`` comes last.
@@ -170,14 +170,14 @@ def tensors_of(table: TensorFrame) -> list[Tensor]:
 
 
 def with_tables(rows: Mapping[str, Any], frames: Mapping[str, Frame], num_rows: int) -> dict[str, Any]:
-    """Returns a copy of ``rows`` (by name) in which each table stands in place of its columns."""
+    """Returns a copy of ``rows`` (by name) in which each table replaces its columns."""
     parts = {column for frame in frames.values() for column in frame.columns}
     tables = {name: frame.put_together(rows, num_rows) for name, frame in frames.items()}
     return {**{name: value for name, value in rows.items() if name not in parts}, **tables}
 
 
 def put_tables_together(store: Any, frames: Mapping[str, Frame]) -> None:
-    """Makes the tables of a batch from their columns, which it removes. A table whose columns are missing is not made.
+    """Replaces columns by the tables that they make up, in a batch. If a column of a table is missing, its other columns stay.
 
     Args:
         store: PyG's storage of one type.
@@ -220,10 +220,13 @@ def formats_of_columns(
     tables: Mapping[Column, Frame],
     known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
 ) -> Any:
-    """Replaces each table in the user's ``{'tf': 'fp16'}`` by those of its columns that the format makes smaller.
+    """Replaces tables by columns in an argument that gives formats, such as ``{'tf': 'fp16'}``.
+
+    The result names those columns of the table that the format makes smaller.
 
     Args:
-        argument: the user's name of this argument, for errors.
+        argument: name of the user's argument, for errors.
+        given: value of the user's argument.
         tables: (type, attribute name) -> description of the table.
         known: dtype and row shape of every column.
 

@@ -97,7 +97,7 @@ class Narrow:
 
     @property
     def _numbers(self) -> tuple[int, int]:
-        """The format's number and the block size, as the kernel takes them."""
+        """Arguments that tell the C++ kernels the format: its number in :data:`FORMATS`, and its block size."""
         kind, block = read_format(self.format)
         return FORMATS.index(kind), block
 
@@ -116,7 +116,7 @@ class Narrow:
         return out
 
     def put(self, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        """Copies ``out[out_index] = decode(rows[index])`` on the CPU, for encoded rows, as ``RowSource.take``."""
+        """Writes ``out[out_index] = decode(rows[index])`` on the CPU. ``rows`` are encoded; arguments as of ``RowSource.take``."""
         if isinstance(rows, TensorRows):
             ops.decode_rows(rows.tensor, index, out, out_index, *self._numbers)
         elif isinstance(rows, EncodedRows) and isinstance(rows.wide, TensorRows):
@@ -192,7 +192,7 @@ def read_format(text: Any) -> tuple[str, int]:
 
 
 class NarrowRows:
-    """Reads encoded rows as rows in the user's dtype, decoded when taken. A :class:`~salientpp.store.rows.RowSource`.
+    """Source of rows that are stored encoded. It decodes them to the user's dtype when they are taken.
 
     Attributes:
         encoded: the encoded rows, a source of uint8 [S, W].
@@ -216,7 +216,7 @@ class NarrowRows:
 
 
 class EncodedRows:
-    """Reads rows in the user's dtype as encoded rows, uint8 [S, W], encoded when taken.
+    """Source of encoded rows, uint8 [S, W], for rows in the user's dtype. It encodes them when they are taken.
 
     Attributes:
         wide: the rows in the user's dtype.
@@ -251,12 +251,13 @@ def read_formats(
     known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
     kind: str = "node attributes",
 ) -> dict[Column, Narrow]:
-    """Reads the user's ``{'x': 'int8'}``. Returns the encoding of each named column.
+    """Reads an argument that maps attribute names to formats, such as ``{'x': 'int8'}``. Returns the encoding of each attribute.
 
-    A name selects the attribute in every type that has it, a pair (type, name) in one type.
+    A name selects the attribute in every type that has it. A pair (type, name) selects it in one type.
 
     Args:
-        argument: the user's name of this argument, for errors.
+        argument: name of the user's argument, for errors.
+        given: value of the user's argument. None: nothing is encoded.
         known: dtype and row shape of every existing attribute.
         kind: what error texts call these attributes.
 
@@ -310,8 +311,8 @@ class Loss:
         """Adds rows [n, ...] to the measured ones. ``decoded``: the same rows after encoding and decoding.
 
         Returns:
-            Number of the first row that is damaged, or None. A row is damaged if encoding changed a
-            value that was infinite or NaN before, or is so afterwards.
+            Number of the first row that is damaged, or None. A row is damaged if encoding changed an
+            infinite value or a NaN, or made a finite value infinite or NaN.
         """
         # Not [n, -1]: a type may have no vertices.
         wide, read = (each.reshape(len(rows), math.prod(rows.shape[1:])).to(torch.float64) for each in (rows, decoded))

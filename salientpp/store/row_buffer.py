@@ -29,7 +29,9 @@ _KNOWN = 2**62
 
 
 class RowBuffer:
-    """Buffer of rows of one vertex type. Its files hold all rows, its slots those in memory.
+    """Keeps rows of one vertex type in memory for the next batches, so that files are read in order and seldom.
+
+    A slot holds all attributes of one row. :meth:`admit` reserves slots for a batch, :meth:`read` fills them, and :meth:`release` ends the reservation.
 
     Args:
         columns: attribute name -> all rows, in files. All have the same number of rows.
@@ -130,7 +132,7 @@ class RowBuffer:
         self._free = torch.cat([self._free, slots])
 
     def read(self) -> None:
-        """Reads the missing rows of all admitted batches. If it fails, release the batches: rows stay missing."""
+        """Reads the missing rows of all admitted batches from the files. If it fails, the caller must release these batches."""
         with self._lock:
             slots = torch.cat(self._unread) if self._unread else self._free[:0]
             self._unread.clear()

@@ -67,7 +67,7 @@ class TensorRows:
             self._most_little = most // row_bytes
 
     def is_little(self, num_rows: int) -> bool:
-        """True if torch's operator is faster for this number of rows."""
+        """True if torch's ``index_select`` takes this number of rows faster than the package's row kernel does."""
         return num_rows <= self._most_little
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -75,7 +75,7 @@ class TensorRows:
 
 
 class JoinedRows:
-    """Source of the rows of several tensors, one after the other. Nothing is copied: they may be maps of several files.
+    """Source that presents the rows of several tensors as one sequence, without copying them. They may be maps of several files.
 
     Args:
         pieces: at least one tensor, all with the same dtype and row shape.
@@ -148,7 +148,7 @@ def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
 
 
 def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-    """Copies ``out[out_index] = rows[index]`` for CPU tensors with this package's kernel. None means 0, 1, ..."""
+    """Copies ``out[out_index] = rows[index]`` for CPU tensors, with this package's kernel. ``out_index`` None means 0, 1, ..."""
     _put(ops.gather_rows, rows, index, out, out_index, rows[:1].nbytes)
 
 

@@ -51,7 +51,7 @@ def read_send_as(
 
 
 def as_stored(rows: Mapping[str, RowSource]) -> dict[str, RowSource]:
-    """Returns sources of the rows in the form in which they are stored and sent: encoded rows are not decoded."""
+    """Returns sources of the rows as they are stored and sent: rows that are stored encoded are not decoded."""
     return {name: values.encoded if isinstance(values, NarrowRows) else values for name, values in rows.items()}
 
 
@@ -64,7 +64,7 @@ def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeCo
 
 
 def decoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
-    """Returns the attributes of an edge type as they arrive: those that ``sent`` names are rounded by encoding."""
+    """Returns an edge type's attributes with the values that receivers get: those that ``sent`` names are encoded and decoded."""
     return {
         name: NarrowRows(values, sent[type_, name]) if (type_, name) in sent else values
         for name, values in encoded(rows, type_, sent).items()

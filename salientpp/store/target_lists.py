@@ -1,4 +1,4 @@
-"""Neighbour lists of the vertices that a part owns, with the attributes of their edges."""
+"""Gives full-graph training and layer-wise inference the edges into a range of vertices, with their attributes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class TargetLists:
-    """Neighbour lists of consecutive vertices (a part's, or all), for edges of one type, with their attributes.
+    """Neighbour lists of consecutive vertices (those of a part, or all), with the attributes of their edges. One edge type.
 
     Attributes:
         indptr: int64 [n + 1], from 0.
@@ -67,8 +67,8 @@ class TargetLists:
 
         Args:
             columns: name -> rows [E, ...] in the order of edge ids.
-            keeps_ids: False if the caller reads no ids or rows of edges. Then ``graph.edge_id``, maybe slow, is not
-                read.
+            keeps_ids: False if the caller reads no ids or rows of edges. Then ``graph.edge_id`` is not read, which can
+                be slow.
         """
         rows = {name: TensorRows(value) for name, value in columns.items()}
         edge_id = graph.edge_id if keeps_ids else None
@@ -76,7 +76,7 @@ class TargetLists:
 
     @classmethod
     def of_part(cls, view: PartitionedGraph, part_id: int, type_: EdgeName = None) -> TargetLists:
-        """Returns the lists of the vertices that a part owns, for edges of one type. No list of another part is read."""
+        """Returns the lists of the vertices that a part owns, for edges of one type. Reads no list of another part."""
         number = view.edge_types.index(type_)
         pieces = view.part_graph(part_id=part_id).lists[number]
         rows = view.part_edge_rows(part_id)[type_]
@@ -107,7 +107,14 @@ class TargetLists:
 
 
 def positions_of(indptr: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns for each entry of the lists ``place`` its list's index in ``place`` and its position; int64 [e] each."""
+    """Finds all entries of some lists, which ``indptr`` delimits. Returns two vectors, int64 [e], with an element for each entry.
+
+    Args:
+        place: numbers of the lists, int64 [m].
+
+    Returns:
+        The index in ``place`` of the entry's list, and the entry's position, between ``indptr[list]`` and ``indptr[list + 1] - 1``.
+    """
     first = indptr[place]
     counts = indptr[place + 1] - first
     which = torch.repeat_interleave(torch.arange(place.numel(), device="cpu"), counts)

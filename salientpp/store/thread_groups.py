@@ -1,7 +1,7 @@
-"""Two groups of threads that work at the same time: one packs rows for a device, the other computes sums of rows for it.
+"""Divides a loader's threads into two groups that work at the same time: one packs rows for a device, the other computes sums of rows for it.
 
-The device waits for both groups. So a rule moves threads between them according to the times that past batches took, after *Accelerating GNN training
-with locality-aware partial execution* (APSys 2021). The threads are not torch's: a torch kernel wakes all of its threads, however few are to work.
+The device waits for both groups. So :class:`Balance` moves threads from the faster group to the slower one, after *Accelerating GNN training
+with locality-aware partial execution* (APSys 2021). The threads are not torch's, because a torch kernel always wakes all of its threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ThreadGroups:
 
     @classmethod
     def half(cls, num_threads: int) -> ThreadGroups:
-        """Divides the threads evenly. An odd thread packs rows. Each group gets at least one thread."""
+        """Divides the threads evenly. If their number is odd, one more thread packs rows. Each group gets at least one."""
         sums = max(1, num_threads // 2)
         return cls(max(1, num_threads - sums), sums)
 
@@ -93,7 +93,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _shared_by(num_threads: int, submit: Callable[..., Task]) -> Iterator[None]:
-    """Makes this thread one of a group, inside the ``with`` block. :func:`in_pieces` shares work in the group."""
+    """Lets :func:`in_pieces` use ``num_threads`` threads inside the ``with`` block: this thread, and others through ``submit``."""
     _here.group = num_threads, submit
     try:
         yield
@@ -106,7 +106,13 @@ def in_group() -> bool:
 
 
 def in_pieces(work: Callable[[int, int], None], num_items: int, num_bytes: int) -> None:
-    """Divides items, ``num_bytes`` in all, into pieces. The thread's group runs ``work(first, end)`` on all at once."""
+    """Runs ``work(first, end)`` on pieces of ``num_items`` items at the same time, in the threads of this thread's group.
+
+    Each thread gets at most one piece, and few bytes make few pieces. Only a thread inside :func:`_shared_by` may call it.
+
+    Args:
+        num_bytes: bytes of all items.
+    """
     num_threads, submit = _here.group
     pieces = max(1, min(num_threads, num_bytes // _PIECE_BYTES))
     bounds = [num_items * piece // pieces for piece in range(pieces + 1)]

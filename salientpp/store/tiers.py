@@ -1,4 +1,4 @@
-"""The tiers of a rank: sets of rows, each in one kind of memory.
+"""Finds where a rank can read each row of a batch. Its tiers are sets of rows, each in one kind of memory.
 
 A rank has an ordered list of tiers. The **near** tiers hold some of its part's rows, **home** holds all of them, and the **copies** hold rows of other
 parts. A row that is in no tier is **remote**. One look-up returns, for every id of a batch, the first tier that has its row and the slot in that tier.
@@ -27,7 +27,10 @@ _NONE_REMOTE = torch.zeros(1, dtype=torch.int64, device="cpu")  # counts per par
 
 @dataclass(frozen=True, eq=False)
 class IdSet:
-    """Ids of the rows in a tier, ascending int64 [m], packed for fast look-up. Slot i holds the row of ``ids[i]``."""
+    """Tells which rows a tier holds. Slot i holds the row of ``ids[i]``; ``ids`` is ascending int64 [m].
+
+    ``words`` holds the same ids, packed by :func:`salientpp.ops.pack_id_set` for fast look-up.
+    """
 
     ids: Tensor
     words: Tensor
@@ -74,11 +77,11 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Rows that a batch reads from a changing cache (:class:`Fetch`), and rows that it adds to this cache; int64.
+    """Tells which rows a batch reads from a cache whose rows change between batches, and which rows it adds. All tensors are int64.
 
     Attributes:
         position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.
-        admitted_row, admitted_slot: which of the fetched rows the cache admits after the batch is assembled, and into which slots.
+        admitted_row, admitted_slot: after the batch is assembled, fetched row ``admitted_row[i]`` is copied into slot ``admitted_slot[i]``.
     """
 
     position: Tensor
@@ -89,9 +92,9 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Tells where each row of a batch is: position in the batch, and slot in a tier or id of a remote row. All int64.
+    """Tells where each row of a batch is found: in a slot of a tier, in a changing cache, or on another rank. All tensors are int64.
 
-    The positions of all groups together contain every position of the batch once.
+    Every position of the batch occurs once: in ``position``, in ``remote_position`` or in ``kept``.
 
     Attributes:
         position, slot: one vector per tier, in the order of the tiers. None instead of a position means 0, 1, 2, ...: the whole batch.
@@ -216,7 +219,7 @@ class Tiers:
         return dataclasses.replace(places, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
 
     def at_home(self, row: Tensor) -> Places:
-        """Returns places by which the part's rows ``row``, int64 [n], all come from the home tier."""
+        """Returns places that take all rows from the home tier: position i gets the part's row ``row[i]``, int64 [n]."""
         position: list[Tensor | None] = [NO_IDS] * len(self.all)
         slot = [NO_IDS] * len(self.all)
         position[len(self.near)], slot[len(self.near)] = None, row

@@ -55,7 +55,7 @@ def check_types(data: HeteroData) -> None:
 
 
 class Collected(NamedTuple):
-    """Attributes of one type, by name. ``columns`` includes the columns that the tables ``frames`` consist of."""
+    """Attributes that a directory stores for one type, by name. ``columns`` also has the columns of the tables in ``frames``."""
 
     columns: dict[str, Tensor]
     frames: dict[str, Frame]
@@ -90,7 +90,7 @@ def place(name: str | EdgeName) -> str:
 
 
 def _columns(store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None) -> Collected:
-    """Collects a storage's attributes of vertices if ``num_vertices`` is given, of edges if ``num_edges`` is."""
+    """Collects the attributes of vertices in a PyG storage if ``num_vertices`` is given, or those of edges if ``num_edges`` is given."""
     wants_nodes = num_vertices is not None
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
     columns: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tensor:
-    """Returns the rows [e, ...] in one file of an edge attribute, in list order. Encoded rows stay encoded."""
+    """Returns the rows [e, ...] in one file of an edge attribute, in the order of the neighbour lists. Encoded rows stay encoded."""
     return _column(arrays, edges, name, piece)
 
 
@@ -91,7 +91,7 @@ def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequen
 
 
 def edge_split(arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], all_edges: tuple[int, int]) -> Tensor:
-    """Returns the edges of a split (or 'all') into the parts ``stored``: ascending positions in the lists, int64.
+    """Returns the edges of a split (or 'all') into the parts ``stored``, as ascending positions in the neighbour lists, int64.
 
     Args:
         all_edges: (first, end): the edges into these parts have the positions ``first`` to ``end - 1``.

@@ -33,7 +33,7 @@ _PIECE = 2**20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contents:
-    """Contents of the user's data that go to disk, under the user's ids. The types of a homogeneous graph are named None.
+    """Checked contents of the user's data, which :func:`salientpp.partition` stores. All ids are the user's. A homogeneous graph's types are named None.
 
     Attributes:
         graph: the topology. If ``time_attr`` was given, neighbour lists ascend by time.
@@ -105,7 +105,7 @@ def read_contents(
     time_attr: str | None = None,
     store_as: Mapping[Any, str] | None = None,
 ) -> Contents:
-    """Reads and checks the data. Arguments and errors are as in :func:`salientpp.partition`."""
+    """Reads and checks what a directory stores of ``data``. Arguments and errors are as in :func:`salientpp.partition`."""
     is_hetero = isinstance(data, HeteroData)
     if is_hetero or time_attr is not None:
         # Copies the lists without the arrays that only sampling needs.
@@ -151,7 +151,7 @@ def read_contents(
 def _read_narrow(
     store_as: Any, nodes: Mapping[str | None, Collected], edges: Mapping[EdgeName, Collected], time_attr: str | None
 ) -> tuple[dict[str | None, _Stored], dict[EdgeName, _Stored]]:
-    """Returns, per type of vertices and of edges, the encodings of the attributes in ``store_as``, and the errors of these encodings."""
+    """Reads the user's ``store_as``. Returns per vertex type and per edge type: attribute name -> its encoding, and how much that changes the rows."""
     # The names of vertex types are strings, and those of edge types are triples. A homogeneous graph has every name once.
     every: list[tuple[Any, Collected]] = [*nodes.items(), *edges.items()]
     known = {(type_, name): rows for type_, each in every for name, rows in each.columns.items()}

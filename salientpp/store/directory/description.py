@@ -1,6 +1,6 @@
-"""Describes what a dataset directory holds, by the same classes for all versions of the format.
+"""Describes what a dataset directory holds. All versions of the format share these classes, so that other modules need not check versions.
 
-So readers and the writer need not check versions. Version 1 has one vertex type and one edge type, both named None.
+Version 1 has one vertex type and one edge type, both named None.
 Its files have no prefix, and its manifest has the fields of these types at the top.
 """
 
@@ -46,8 +46,8 @@ class _Type:
     Attributes:
         prefix: prefix of the type's file names.
         attributes: attributes with one row per vertex, or one per edge in list order.
-        splits: name -> K numbers: for each part, the split's vertices that it owns, or the split's edges into it.
-        where: place of the type's fields in the manifest, for errors.
+        splits: name -> K numbers: for each part, how many of the split's vertices it owns, or how many of the split's edges lead into it.
+        where: path of the type's fields in the manifest, such as ``node_types[0].``, for errors.
         frames: name of a table of PyTorch Frame -> :meth:`Frame.to_json`. ``attributes`` has the table's columns.
     """
 
@@ -168,7 +168,7 @@ class EdgeType(_Type):
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """The first edge of each file of ``indices``, and the edge after its last."""
+        """Ranges of edges, one (first, end) for each ``indices`` file, which holds the edges ``first`` to ``end - 1``."""
         return [(0, self.num_edges)] if self.edge_offsets is None else list(pairwise(self.edge_offsets))
 
     def indptr_file(self, piece: int) -> str:
@@ -212,7 +212,7 @@ class Description:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Description:
-        """Reads a manifest whose fields have the types that the format requires."""
+        """Reads a manifest of any version. Its fields must have the types that the format requires."""
         workload, version = manifest["workload"], manifest["version"]
         if version == 1:
             nodes = [{**manifest, "name": None, "attributes": manifest["node_attributes"], "replicated": False}]
@@ -287,7 +287,7 @@ class Description:
         }
 
     def rewritten(self, edge_offsets: Mapping[EdgeName, list[int]] | None) -> Description:
-        """Describes the same graph with its topology stored in parts (``edge_offsets``), or whole (None)."""
+        """Returns the description of the same graph with its topology stored in parts, or stored whole if ``edge_offsets`` is None."""
         topology = WHOLE if edge_offsets is None else PARTS
         version = version_of(
             topology,
@@ -416,7 +416,7 @@ def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bo
 
 
 def placed(version: int, kind: str, number: int) -> dict[str, Any]:
-    """Returns ``prefix`` and ``where`` (:class:`_Type`) of a type. ``kind`` is 'node_types' or 'edge_types'."""
+    """Returns the arguments ``prefix`` and ``where`` for :class:`_Type`. ``kind`` is 'node_types' or 'edge_types'."""
     return (
         {"prefix": "", "where": ""}
         if version == 1
@@ -425,7 +425,7 @@ def placed(version: int, kind: str, number: int) -> dict[str, Any]:
 
 
 def check_times_of_edges(dtypes: Mapping[EdgeName, torch.dtype], time_attr: str) -> None:
-    """Raises ValueError if some edges have integer times and others real ones: one part alone cannot compare them."""
+    """Raises ValueError if edge times are integers in some types and floats in others. A part alone could not compare these."""
     if len({dtype.is_floating_point for dtype in dtypes.values()}) > 1:
         shown = ", ".join(f"{str(dtype).removeprefix('torch.')}{words_of_type(name)}" for name, dtype in dtypes.items())
         raise ValueError(
@@ -444,5 +444,5 @@ def part_folder(part_id: int) -> str:
 
 
 def words_of_type(name: str | EdgeName) -> str:
-    """Returns words that name a type in a text, such as ``" of 'paper'"``. They are empty in a homogeneous graph."""
+    """Returns words that name a type in an error text, such as ``" of 'paper'"``, or '' for the type of a homogeneous graph."""
     return "" if name is None else f" of {words_for(name)}"

@@ -22,8 +22,11 @@ def collect_splits(
 ) -> dict[str, Tensor]:
     """Returns the splits of one vertex type, as split name -> ascending ids.
 
-    They come from ``split``, name -> ids or mask. If it is None, they come from PyG's ``store``, without unlabelled
-    vertices, and a warning gives the number of these. Labels are [N] or [N, labels per vertex].
+    Args:
+        store: PyG's storage of the type. Its splits (``train_mask`` and so on) count if ``split`` is None. Unlabelled
+            vertices are then left out, and a warning gives their number.
+        split: the user's splits, name -> ids or mask.
+        labels: [N] or [N, labels per vertex].
     """
     if split is not None:
         return read_splits(split, num_vertices, "split", "vertex", type_)
@@ -71,7 +74,7 @@ def read_splits(
 ) -> dict[str, Tensor]:
     """Reads splits given as masks, or as ids in any order. Returns split name -> ascending ids in ``[0, size)``.
 
-    Errors contain ``argument``, ``of`` ('vertex' or 'edge') and the type.
+    ``argument``, ``of`` ('vertex' or 'edge') and ``type_`` are for errors.
     """
     owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):
@@ -113,9 +116,9 @@ def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[
 def find_seeds(
     seeds: Any, splits: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
 ) -> tuple[str | None, str]:
-    """Returns the (type, split) that ``seeds`` names.
+    """Finds the split that the user's ``seeds`` selects. Returns (type, split).
 
-    Without a split 'train', the default 'train' means (None, 'all'). ValueError if a name is unknown or ambiguous.
+    If no type has a split 'train', 'train' means (None, 'all'). ValueError if a name is unknown or ambiguous.
     """
     if not is_hetero and not isinstance(seeds, str):
         raise ValueError(f"seeds of a homogeneous graph must be the name of a split, got {seeds!r}")

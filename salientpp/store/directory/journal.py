@@ -3,8 +3,8 @@
 Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and lines per step. A step
 writes its files under ``work/``. Once they are on disk, the journal names them, they are renamed into place, and the
 journal records the step with their checksums. If the journal names a file, but does not record its step, the step was
-stopped, and the file is written again. An incomplete line was left by a run that was killed while writing; its step is
-repeated. If a step is repeated, so are the steps after it, because its result may be another one. Files that the
+stopped, and the next run writes the file again. An incomplete last line comes from a run that was killed while writing;
+its step is repeated. If a step is repeated, so are the steps after it, because its result may differ. Files that the
 journal does not name are not touched.
 """
 
@@ -37,7 +37,7 @@ HALF_WRITTEN = half_written((JOURNAL, MANIFEST))
 
 
 class Journal:
-    """The steps of one job that writes a directory.
+    """Records the finished steps of one job that writes a directory, so that a later run skips them.
 
     Attributes:
         root: the directory.
@@ -70,7 +70,8 @@ class Journal:
             task: JSON that identifies the input and the options.
             overwrite: if True, remove another task's work.
             name: the user's name of the directory, for errors.
-            replaced: the files of a complete directory that is to be replaced, see :func:`~salientpp.store.directory.owned.listed_files`. They are removed.
+            replaced: names of the files of a complete directory that this job replaces (:func:`~salientpp.store.directory.owned.listed_files`). They
+                are removed.
 
         Raises:
             ValueError: the directory holds other files or the work of another task.
@@ -116,7 +117,7 @@ class Journal:
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """Returns a step's facts, or None if it must run. Drops this step and later ones if a file was changed."""
+        """Returns a finished step's facts, or None if the step must run. If one of its files was changed, drops this step and later ones."""
         done = self.steps.get(step)
         if done is None:
             return None
@@ -133,7 +134,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Moves a step's files from ``work`` to their places, and records it. Returns its facts as JSON gives them."""
+        """Records a finished step, after moving its files from ``work`` into the directory. Returns its facts as read back from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         for name in files:
             if name not in self.known and os.path.lexists(self.root / name):
@@ -156,7 +157,7 @@ class Journal:
         return done["facts"]
 
     def drop(self, step: str) -> None:
-        """Removes a step that later steps do not need, and its files."""
+        """Removes a step and its files, once no later step needs them."""
         done = self.steps.pop(step, None)
         if done is not None:
             self._add({"dropped": step})
@@ -274,7 +275,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(root: Path, name: Path | None = None) -> Iterator[None]:
-    """Locks a directory, if its file system has locks. ValueError if another process holds the lock."""
+    """Locks a directory during the ``with`` block, if its file system has locks. ValueError if another process holds the lock."""
     try:
         import fcntl
     except ImportError:

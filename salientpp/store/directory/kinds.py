@@ -12,7 +12,7 @@ CONVERTED = "salientpp-converted-graph"
 
 
 def has_manifest(root: str | Path) -> bool:
-    """True if a path is a dataset directory or a converted graph, as far as its files tell."""
+    """True if a path has a manifest, as dataset directories and converted graphs do. The manifest is not read."""
     return (Path(root) / MANIFEST).is_file()
 
 

@@ -35,7 +35,7 @@ def num_classes_of(labels: Tensor | None) -> int:
 def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
     """True if the label -1 marks unlabelled vertices. ``labels`` yields all labels, in pieces of any shape.
 
-    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1 are not classes.
+    It does so if the labels are classes: integers, none below -1, with 0 and -1 among them. Labels of -1 and 1 are not classes.
     """
     has_minus_one = has_zero = False
     for piece in labels:
@@ -58,7 +58,7 @@ def is_unlabelled(labels: Tensor) -> Tensor:
 
 
 def warn_of_unlabelled(number: int, total: int, split: str, remedy: str, stacklevel: int) -> None:
-    """Warns that ``number`` vertices of a split are left out, if it is not 0."""
+    """Warns that ``number`` of a split's ``total`` vertices are left out, unless ``number`` is 0."""
     if number:
         warnings.warn(
             f"{split}: {number} of {total} vertices are left out, because their label y is -1, which means unlabelled. {remedy}",

@@ -156,7 +156,7 @@ def _check_contents(part: PartitionedGraph, part_ids: Sequence[int]) -> None:
 
 
 def _check_piece(part: PartitionedGraph, edges: EdgeType, piece: int) -> None:
-    """Raises DatasetError unless the files of one part of a relation (or of the whole) hold valid neighbour lists."""
+    """Raises DatasetError unless the files ``piece`` of an edge type hold valid neighbour lists."""
     indptr, indices = (edges.indptr_file(piece), edges.indices_file(piece))
     num_sources = part.description.vertices(edges.source).num_vertices
     try:
@@ -168,7 +168,7 @@ def _check_piece(part: PartitionedGraph, edges: EdgeType, piece: int) -> None:
 
 
 def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:
-    """Raises RuntimeError unless ``indptr`` and ``indices`` are neighbour lists with ids in ``[0, num_sources)``."""
+    """Raises RuntimeError unless ``indptr`` and ``indices`` are valid neighbour lists, with ids in ``[0, num_sources)``."""
     num_targets = indptr.numel() - 1
     # The kernel takes a single number of vertices, so empty lists are added up to the larger of both numbers.
     more = indptr[-1:].expand(max(0, num_sources - num_targets))

@@ -111,7 +111,7 @@ def _wanted(
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Holds the lock of this host's copy. If the process is killed, the kernel releases the lock."""
+    """Locks this host's copy during the ``with`` block, so that one process copies at a time. If it is killed, the kernel releases the lock."""
     import fcntl  # not on every system
 
     try:
@@ -134,7 +134,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
-    """Prepares a directory for new files. Keeps a copy of the same contents, and empties an interrupted copy."""
+    """Prepares the directory ``copy`` for new files. Keeps a complete copy of the same contents, and empties an interrupted copy."""
     if (copy / MANIFEST).exists() and (there := _manifest_of(copy)) is not None:
         if fingerprint(there) != fingerprint(manifest):
             raise DatasetError(
@@ -169,7 +169,7 @@ def _manifest_of(copy: Path) -> dict[str, Any] | None:
 
 
 def _is_parts_file(path: Path) -> bool:
-    """True if this file is the list of parts that every copy has, so that the directory is known to be a copy."""
+    """True if a file lists the parts of a copy. Every copy has such a file, so the directory is then known to be a copy."""
     try:
         return set(json.loads(path.read_text())) == {"parts"} and parts_there(path.parent) is not None
     except (OSError, ValueError, TypeError, RecursionError):

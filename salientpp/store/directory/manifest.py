@@ -407,7 +407,7 @@ def _check_time(described: Description) -> None:
 
 
 def _check_narrow(described: Description) -> None:
-    """Checks encoded attributes: version >= 3, or >= 5 for edges; they are not times, and their format fits."""
+    """Checks attributes that are stored encoded: the version permits them, they are not times, and their format fits."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():
@@ -427,7 +427,7 @@ def _check_narrow(described: Description) -> None:
 
 
 def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks the description of a table: its columns exist, and have the shapes that its pieces need."""
+    """Checks the manifest's description of a table: its columns exist, and have the shapes that its tensors need."""
     parts = [(piece.stype, piece.key) for piece in frame.pieces]
     alone = {stype for stype, key in parts if key is None}
     if (
@@ -453,9 +453,9 @@ def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, M
 
 
 def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool:
-    """True if rows of these ``shapes`` can hold a piece with ``width`` columns of the table.
+    """True if columns with these row ``shapes`` can hold a tensor of a table.
 
-    ``width`` None: any number of columns.
+    ``width`` is the number of table columns that the tensor must have. None: any number.
     """
     if piece.kind == "dense":
         return not piece.offset and (width is None or shapes[0][:1] == [width])
@@ -468,7 +468,7 @@ def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:
-    """Checks that ``files`` are those that the other fields imply. So no name leads out of the directory."""
+    """Checks that ``files`` has exactly the files that the other fields imply. So no name leads out of the directory."""
     expected = described.files()
     for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, but it is missing")
@@ -485,7 +485,7 @@ def _check_files(described: Description, files: Mapping[str, Any]) -> None:
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Returns a checksum of the contents: of all files and, from version 2 on, of the types and ``time_attr``."""
+    """Returns a checksum that is equal for directories of equal contents: all files and, from version 2 on, types and ``time_attr``."""
     said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)

@@ -38,7 +38,7 @@ class PartitionedGraph(PygNames):
 
     Attributes:
         root, manifest: the directory, and its manifest as in the file.
-        description: the manifest's contents, independent of the format's version. Its parts are the parts on disk.
+        description: the manifest's contents, in classes that are the same for all versions of the format. Its parts are the parts on disk.
         arrays: opens the directory's files.
         fingerprint: a checksum of all checksums, equal for equal contents.
         is_hetero, node_types, edge_types: True if types have names, and the names of all types, as in a ``HeteroData``.
@@ -194,7 +194,7 @@ class PartitionedGraph(PygNames):
     def part_graph(
         self, time_attr: str | None = None, weight_attr: str | None = None, part_id: int | None = None
     ) -> PartGraph:
-        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk.
+        """Returns the neighbour lists of the vertices that a part owns. Each part on disk gives a separate piece.
 
         With topology 'parts', the files with other parts' edges are not opened.
 
@@ -208,7 +208,7 @@ class PartitionedGraph(PygNames):
         return read_part_graph(self._topology, self._stored(part_id), time_attr, weight_attr)
 
     def part_edge_rows(self, part_id: int | None = None) -> dict[EdgeName, PartEdgeRows]:
-        """Returns, per edge type, the attributes of the edges into a part, and the number of the first of these edges."""
+        """Returns, per edge type, the attributes of the edges into a part, and the number of the first of these edges in the graph."""
         stored = self._stored(part_id)
         return {type_.name: part_edge_rows(self._topology, type_, stored) for type_ in self.description.edge_types}
 
@@ -275,12 +275,15 @@ class PartitionedGraph(PygNames):
         return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
-        """Returns the edges of a type into a part that are in the split ``name`` (or 'all'): list positions, int64."""
+        """Returns a part's edges of one type that are in the split ``name`` (or 'all'), as positions in the neighbour lists, int64.
+
+        An edge belongs to the part that owns its target.
+        """
         stored, edges = self._stored(part_id), _edges(self, type_)
         return edge_split(self.arrays, edges, name, stored, self._topology.edges_into(edges, stored))
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns the probability that one of a part's batches samples each vertex of a type: float32 [N].
+        """Returns, for each vertex of a type, the probability that a batch of a part samples it: float32 [N].
 
         It is for the workload that the graph was partitioned with. Being a seed does not count. If the part joins
         several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
@@ -288,15 +291,15 @@ class PartitionedGraph(PygNames):
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
     def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
-        """Returns :meth:`vip` of every type if it is for ``workload`` (as in :meth:`StoredVip.is_of`), else None.
+        """Returns :meth:`vip` of every type if the stored values are for ``workload``, else None.
 
-        With topology 'parts', nothing is computed: the result is also None if the directory has no probabilities of
-        joined parts.
+        ``workload`` has the arguments of :meth:`StoredVip.is_of` after ``stored``. With topology 'parts', nothing is
+        computed: the result is also None if the directory has no probabilities of joined parts.
         """
         return self._vip.of_workload(self._stored(part_id), *workload)
 
     def keep_vip(self, part_id: int, vip: Mapping[str | None, Tensor], *workload: Any) -> None:
-        """Stores a part's probabilities for later :meth:`vip` calls, if they are for the stored ``workload``."""
+        """Stores probabilities for later :meth:`vip` calls, if ``workload`` is the one that the graph was partitioned with."""
         if self._vip.is_of(self._stored(part_id), *workload):
             self._vip.keep(self._stored(part_id), vip)
 
@@ -305,7 +308,7 @@ class PartitionedGraph(PygNames):
     ) -> Workload:  # fmt: skip
         """Returns what cache policies need to rank the vertices for a part's batches. Only for a homogeneous graph.
 
-        It has the stored :meth:`vip` if that holds for these arguments. The loader and the analysis both plan caches
+        It includes the stored :meth:`vip` if that is for these arguments. The loader and the analysis both plan caches
         with this workload, so they cache the same rows.
 
         Args:

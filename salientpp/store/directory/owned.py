@@ -25,7 +25,7 @@ def hidden_name(name: str, added: str) -> str:
 
 
 def half_written(names: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern of the temporary files that a killed :func:`~salientpp.files.replace_file` may leave."""
+    """Returns a pattern that matches the temporary files which a killed :func:`~salientpp.files.replace_file` of these files may leave."""
     return re.compile(rf"\.({'|'.join(re.escape(name[:40]) for name in names)})\.[0-9a-f]{{8}}")
 
 
@@ -40,9 +40,9 @@ def listed_files(manifest: Path, format: str) -> set[str] | None:
 
 
 def others_in(root: Path, known: Iterable[str], patterns: Iterable[re.Pattern[str]] = ()) -> list[str]:
-    """Returns what is below a directory besides ``known`` files, their folders, and names that a pattern matches.
+    """Returns the files, links and empty folders in a directory that are not ``known``, and whose names no pattern matches.
 
-    Names are relative to the directory. Symbolic links are not followed.
+    Names are relative to the directory. The folders of known files count as known. Symbolic links are not followed.
     """
     known, patterns = set(known), tuple(patterns)
     folders = {str(folder) for name in known for folder in PurePosixPath(name).parents}

@@ -1,4 +1,4 @@
-"""Reads the neighbour lists of some parts of a dataset directory, and the rows of their edges. No file of another part is opened."""
+"""Reads the neighbour lists of some parts of a dataset directory, and the attributes of their edges, without opening files of other parts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read_part_graph(topology: Topology, stored: range, time_attr: str | None, we
 
 
 def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dict[str | None, Tensor]]:
-    """Returns the clock of the whole graph, and its readings of all vertex times: int64 [N] per type that has times."""
+    """Returns the clock, which turns times into comparable integers, and the vertex times in these: int64 [N] per type with times."""
     if time_attr is None:
         return None, {}
     node_time = topology.node_times(time_attr)

@@ -1,4 +1,4 @@
-"""Gives a partitioned graph the attributes of PyG's data that need no rows.
+"""Gives a partitioned graph those attributes of PyG's ``Data`` and ``HeteroData`` that need no rows, so that scripts can make models from it.
 
 Errors for PyG's other attributes say what to use instead.
 """
@@ -93,12 +93,12 @@ class PygNames:
 
     @property
     def num_node_types(self) -> int:
-        """Number of vertex types, 1 without names. AttributeError if the data has ``node_type``, which is not read."""
+        """Number of vertex types; 1 in a homogeneous graph. AttributeError if the data has the attribute ``node_type``, because it is not read."""
         return self._number_of_types("node_type", self.node_types)
 
     @property
     def num_edge_types(self) -> int:
-        """Number of edge types, 1 without names. AttributeError if the data has ``edge_type``, which is not read."""
+        """Number of edge types; 1 in a homogeneous graph. AttributeError if the data has the attribute ``edge_type``, because it is not read."""
         return self._number_of_types("edge_type", self.edge_types)
 
     def _number_of_types(self, attribute: str, names: Sequence[Any]) -> int:
@@ -260,7 +260,7 @@ def _keys(type_: VertexType | EdgeType) -> list[str]:
 
 
 def _num_columns(type_: VertexType | EdgeType, names: tuple[str, ...]) -> int:
-    """Returns the number of columns of the attribute that the type has first among ``names``, or 0."""
+    """Returns the number of columns of the first attribute in ``names`` that the type has, or 0."""
     tables = type_.tables
     for name in names:
         if name in tables:

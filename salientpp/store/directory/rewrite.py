@@ -1,4 +1,4 @@
-"""Rewrites a dataset directory: a topology that was stored whole is stored in parts, and the reverse."""
+"""Rewrites a dataset directory so that its topology is stored in parts instead of whole, or the reverse."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _Rewriter:
         return offsets
 
     def _copied(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-        """Yields the steps that copy files: the name of a step, and pairs of an old and a new file."""
+        """Yields the steps that copy files unchanged. Each is (name of the step, pairs of an old and a new file)."""
         parts, time = range(self._old.num_parts), self._old.time_attr
         for old, new in zip(self._old.node_types, self._new.node_types):
             names = [(old.original_id_file, new.original_id_file)]
@@ -159,7 +159,7 @@ class _Rewriter:
         )
 
     def _divide(self, old_files: list[str], new_files: list[str], new: EdgeType) -> None:
-        """Copies the edges' rows from ``old_files`` to ``new_files``, which divide the edges at other places."""
+        """Copies an array of the edges from ``old_files`` to ``new_files``. The new files hold other ranges of the edges."""
         first = self._arrays.open(old_files[0])
         rows = chain.from_iterable(_in_pieces(self._open(name)) for name in old_files)
         sizes = [end - begin for begin, end in new.pieces]

@@ -30,7 +30,7 @@ class StepWriter:
         self._written: dict[str, dict[str, Any]] = {}
 
     def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
-        """Runs ``write`` and puts its files in place, unless the journal has the step. Returns its facts."""
+        """Runs ``write`` and records its files in the journal, unless the journal has the step. Returns the step's facts, the results of ``write``."""
         facts = self._journal.facts(name)
         if facts is None:
             found = write()
@@ -60,7 +60,7 @@ class StepWriter:
 
 
 def take_rows(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
-    """Yields ``rows[ids]`` in pieces. A memory-mapped file is read from start to end for each piece, and its pages are released."""
+    """Yields ``rows[ids]`` in pieces. Reads a large memory-mapped file from start to end for each piece, and releases its pages meanwhile."""
     release = releaser(rows)
     num_runs = 1 if release is nothing else -(-rows.nbytes // _SPAN_BYTES)
     for some in ids.split(max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))):

@@ -31,9 +31,9 @@ _DIGITS = 16
 
 
 class StoredVip:
-    """Inclusion probabilities (VIP) for the workload that a directory was partitioned with.
+    """Gives the inclusion probabilities (VIP) for the workload that a directory was partitioned with.
 
-    All views of the directory share them.
+    All views of the directory share this object, so that each is computed once.
     """
 
     def __init__(self, arrays: Arrays, description: Description, topology: Topology, fingerprint: str) -> None:
@@ -66,7 +66,11 @@ class StoredVip:
         batch_size: int,
         replace: bool,
     ) -> bool:
-        """True if the probabilities of these parts are for this workload. ``fanouts`` has a list per edge type."""
+        """True if the parts ``stored`` were partitioned for this workload, so that their probabilities hold for it.
+
+        Args:
+            fanouts: a list for each edge type.
+        """
         named = self._description
         same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
@@ -98,7 +102,7 @@ class StoredVip:
         return self._joined[stored]
 
     def keep(self, stored: range, vip: Mapping[str | None, Tensor]) -> None:
-        """Stores joined parts' probabilities, type -> float32 [N], in files, or in memory if that fails."""
+        """Stores the probabilities of joined parts, type -> float32 [N], in files. If that fails, keeps them in memory."""
         self._joined.pop(stored, None)
         for type_, of_type in vip.items():
             try:

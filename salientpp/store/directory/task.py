@@ -1,4 +1,4 @@
-"""The job of a ``partition`` call. JSON identifies it, so that a later call knows whether it continues the same job."""
+"""Describes the job of a :func:`salientpp.partition` call as JSON, so that a later call knows whether it continues the same job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Job of one :func:`salientpp.partition` call: its data, and options without 'auto'. Fanouts are per relation."""
+    """Data and options of one :func:`salientpp.partition` call. 'auto' has been replaced by a choice. ``fanouts`` has a list per relation."""
 
     contents: Contents
     num_parts: int
@@ -93,8 +93,8 @@ def identify(array: Tensor) -> list[Any]:
     """Returns JSON that is equal only for equal arrays, as far as checksums can tell.
 
     Args:
-        array: [n, ...] of any dtype that files can hold. For an array that is mapped from a file, the file's name, size and time stand for its contents, and
-            nothing is read. Other arrays are read once, at 2 GB/s on a processor with SHA-256 instructions.
+        array: [n, ...] of any dtype that files can hold. An array that is mapped from a file is identified by the file's name, size and time, so nothing
+            is read. Other arrays are read once, at 2 GB/s on a processor with SHA-256 instructions.
     """
     said = [str(array.dtype).removeprefix("torch."), list(array.shape)]
     found = mapped_from(array)

@@ -1,6 +1,6 @@
-"""The topology of a dataset directory, with times and weights for sampling, and the original ids of vertices.
+"""Reads the topology of a dataset directory, with times and weights for sampling, and the original ids of vertices.
 
-The topology is stored whole or in parts. Both forms can be read part by part, or as a whole graph.
+The topology is stored whole or in parts. Either can be read part by part, or as a whole graph.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Topology:
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
-        """Global ids, int64 [N] per vertex type: entry i belongs to the user's vertex i. Filled when first needed."""
+        """Global ids, int64 [N] per vertex type: entry i is the id of the user's vertex i. :meth:`global_ids` fills it."""
         return {}
 
     def user_ids(self, n_id: Tensor, type_: str | None) -> Tensor:

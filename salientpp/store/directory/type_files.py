@@ -76,7 +76,10 @@ def write_edges(
 
 
 def divided(pieces: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[Iterator[Tensor]]:
-    """Yields a stream of rows for each size, cut from one stream of tensors. Read each to its end before the next."""
+    """Divides a stream of tensors into consecutive streams: one for each size, with this number of rows in all.
+
+    The caller must read each stream to its end before it asks for the next one.
+    """
     stream, rest = iter(pieces), None
 
     def rows(size: int) -> Iterator[Tensor]:

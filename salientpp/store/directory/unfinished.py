@@ -89,7 +89,7 @@ def folder_beside(root: Path) -> Iterator[Path]:
 
 
 def begin(folder: Path, kind: str, task: Mapping[str, Any], root: Path, overwrite: bool) -> Journal:
-    """Opens the journal in ``folder`` of a task that writes ``root``. :func:`folder_beside` holds the folder's lock."""
+    """Opens, in ``folder``, the journal of a task that writes ``root``. Call it inside :func:`folder_beside`, which holds the lock."""
     return Journal.open(folder, kind, task, overwrite=overwrite, name=root)
 
 

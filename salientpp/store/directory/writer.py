@@ -159,7 +159,7 @@ def _decided(options: PartitionOptions, contents: Contents, num_parts: int) -> t
 
 
 def _check_times(job: Job) -> None:
-    """Raises ValueError if a topology in parts is wanted, but a part alone could not compare its edges' times."""
+    """Raises ValueError if the topology is to be stored in parts, but a part alone could not compare its edges' times."""
     if job.topology == PARTS and job.time_attr is not None:
         of_edges = {name: columns.get(job.time_attr) for name, columns in job.contents.edge_columns.items()}
         check_times_of_edges({name: time.dtype for name, time in of_edges.items() if time is not None}, job.time_attr)
@@ -270,7 +270,7 @@ def _unnamed_table(folder: Path, *shape: int) -> Tensor:
 
 
 def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned: PartitionAssignment) -> Description:
-    """Describes the directory without its files. ``numberings`` are per vertex type."""
+    """Returns what the manifest says of the directory, apart from its files. ``numberings`` are per vertex type."""
     contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
     is_typed = contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None
     has_frames = any(contents.node_frames.values()) or any(contents.edge_frames.values())
