@@ -4,7 +4,8 @@ The kernels run on CPU tensors and release the GIL. They have no state that a ca
 once. A kernel raises ``RuntimeError`` with the expected and the given value. The public functions of the package check users' arguments
 first. The operators have no fake kernels, because loaders call them outside compiled models.
 
-Letters in shapes: N vertices, E edges, K parts. n is the number of ids in one call.
+Letters in shapes: N vertices, E edges, K parts. n is the number of ids in one call. A list is a run of entries that ``indptr`` delimits, such as the
+neighbours of a vertex.
 """
 
 # ruff: noqa: F401 (every function can be imported from here)

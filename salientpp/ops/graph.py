@@ -34,15 +34,15 @@ def csc_from_coo(
 
 
 def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Lists the same edges by source: ``indptr`` int64 [N + 1], ``indices`` [E] (targets, ascending)."""
+    """Groups the same edges by source. Returns ``indptr`` int64 [N + 1], and for each source its targets, ascending: ``indices`` [E]."""
     return operators.transpose_csc(indptr, indices)
 
 
 def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
-    """Checks if :func:`transpose_csc` would return the same arrays, bool [1].
+    """Checks if :func:`transpose_csc` would return the same arrays, so that no second copy is needed. Returns bool [1].
 
-    It does if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes, so it needs no further
-    memory. By chance it takes one asymmetric graph in 2**64 for symmetric.
+    The arrays are the same if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes, so it needs
+    no further memory. By chance it takes one asymmetric graph in 2**64 for symmetric.
     """
     return operators.is_symmetric(indptr, indices)
 

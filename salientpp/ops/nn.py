@@ -1,8 +1,8 @@
-"""Operators of message passing: edges as lists by target and by source, products over the lists, and their gradients.
+"""Operators of message passing: they group a layer's edges, aggregate rows over the groups, and compute the gradients.
 
-``indptr`` int64 [n + 1] holds the first entry of each of n lists. Entries beyond the last list are not read. ``index``, int32 or int64, has the row
-of each entry. Values are float32, float64, float16 or bfloat16, with one dtype per call; 16-bit values are added up in float32. Results do not
-depend on the number of threads.
+A list holds the edges of one target, or of one source; each edge is an entry. ``indptr`` int64 [n + 1] holds the first entry of each of n lists.
+Entries beyond the last list are not read. ``index``, int32 or int64, has the row of x that each entry reads. Values are float32, float64, float16 or
+bfloat16, with one dtype per call; 16-bit values are added up in float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from salientpp.ops.library import operators
 
 
 def group_by_target(source: Tensor, target: Tensor, num_sources: int, num_targets: int) -> Tensor:
-    """Returns row pointers int64 [num_targets + 1] of edges that are grouped by target; ``source`` and ``target`` are int64 [E].
+    """Returns ``indptr`` int64 [num_targets + 1] of edges that are already sorted by target; ``source`` and ``target`` are int64 [E].
 
-    The result is empty if ``target`` does not ascend or an id is out of range.
+    It also checks the edges: the result is empty if ``target`` does not ascend or an id is out of range.
     """
     return operators.group_by_target(source, target, num_sources, num_targets)
 
 
 def group_by_source(indptr: Tensor, source: Tensor, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the transposed lists: ``indptr`` int64 [num_sources + 1], and ``target`` and ``place`` int32 [E], ascending for each source.
+    """Transposes lists by target into lists by source: ``indptr`` int64 [num_sources + 1], and ``target`` and ``place`` int32 [E].
 
-    ``source`` is int32 or int64 [E], E < 2**31. Raises if a source is not in [0, num_sources).
+    ``place`` is the position that each edge has in the given lists; both ascend for each source. ``source`` is int32 or int64 [E], E < 2**31.
+    Raises if a source is not in [0, num_sources).
     """
     return operators.group_by_source(indptr, source, num_sources)
 
@@ -60,7 +61,10 @@ def sum_listed_rows(
 
 
 def extreme_listed_rows(indptr: Tensor, index: Tensor | None, x: Tensor, largest: bool) -> Tensor:
-    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. An empty list gives zeros."""
+    """Aggregates by maximum or minimum: returns the largest or smallest values of the rows ``x[index[k]]`` of each list.
+
+    NaN counts as extreme. An empty list gives zeros.
+    """
     return operators.extreme_listed_rows(indptr, index, x, largest)
 
 
@@ -84,7 +88,7 @@ def pass_ties(indptr: Tensor, target: Tensor, x: Tensor, extreme: Tensor, share:
 
 
 def pass_ties_to_entries(indptr: Tensor, values: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
-    """Passes gradients of extremes back to the entries: ``out[k]`` is ``share[i]`` where ``values[k] == extreme[i]``, else zero."""
+    """Passes gradients of extremes back to the entries k of each list i: ``out[k]`` is ``share[i]`` where ``values[k] == extreme[i]``, else zero."""
     return operators.pass_ties_to_entries(indptr, values, extreme, share)
 
 
@@ -131,7 +135,7 @@ def additive_scores_by_target(
     negative_slope: float,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of ``target_rows`` (for the n lists) and of ``att``. ``grad`` [E, H] is the gradient of the scores."""
+    """Backward pass of :func:`additive_scores`: returns the gradients of ``target_rows`` and of ``att``. ``grad`` [E, H] is the scores' gradient."""
     return operators.additive_scores_by_target(indptr, index, target_rows, source_rows, att, negative_slope, grad)
 
 
@@ -145,7 +149,10 @@ def additive_scores_by_source(
     negative_slope: float,
     grad: Tensor,
 ) -> Tensor:
-    """Returns the gradient of ``source_rows``. The edges are lists by source. A list ends at the first target that has no row in ``target_rows``."""
+    """Backward pass of :func:`additive_scores`: returns the gradient of ``source_rows``.
+
+    ``indptr``, ``target`` and ``place`` are a result of :func:`group_by_source`. A list ends at the first target that has no row in ``target_rows``.
+    """
     return operators.additive_scores_by_source(
         indptr, target, place, target_rows, source_rows, att, negative_slope, grad
     )

@@ -183,7 +183,7 @@ def draw_from_lists(
     shared: bool = False,
     since: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws from m of the lists that a part holds. :func:`sample_typed_neighbors` draws the same on the whole graph.
+    """Draws neighbours from m of the neighbour lists that a part holds. :func:`sample_typed_neighbors` draws the same on the whole graph.
 
     Args:
         indptr: int64 [n + 1], bounds of the part's n lists in ``indices``.
@@ -240,7 +240,7 @@ def join_drawn(
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     edge_index: Sequence[Tensor] = (),
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Joins the sources drawn in one hop to the vertices of a batch, relation by relation, as :func:`sample_typed_neighbors` does.
+    """Adds the sources that one hop drew to the vertices and edges of a batch, relation by relation, as :func:`sample_typed_neighbors` does.
 
     Args:
         n_id: per type, int64 [n], the vertices so far.
@@ -323,7 +323,7 @@ def merge_lists(
     value: Sequence[Tensor],
     base: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Puts lists that come in one or more groups into one order. All sequences have one entry per group.
+    """Merges lists that arrived in one or more groups, such as one from each rank, into one order. All sequences have one entry per group.
 
     Args:
         size: number of lists in the result.
@@ -339,7 +339,7 @@ def merge_lists(
 
 
 def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], base: Sequence[Tensor | None]) -> Tensor:
-    """Packs tensors, the sections, into one tensor of bytes. Integers get the narrowest dtype that holds all of their section.
+    """Packs tensors, called sections, into one tensor of bytes to be sent. Integers get the narrowest dtype that holds all of their section.
 
     Args:
         section: int64 [n], integers, or uint8 [n], other bytes. At least one.
@@ -354,7 +354,9 @@ def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], bas
 
 
 class DividedBatch(NamedTuple):
-    """Result of :func:`divide_batch`. Lists have an entry for each share. L is the number of hops, and R the number of ranks.
+    """Result of :func:`divide_batch`. Python lists have an entry for each share, the part of the batch that one rank computes.
+
+    L is the number of hops, and R the number of ranks.
 
     Attributes:
         node, edge: ids of a share's vertices int64 [n], and of its edges int64 [e], or [0] if the batch has no ids of edges.
@@ -385,7 +387,7 @@ def divide_batch(
     ranks: int,
     place: int = -1,
 ) -> DividedBatch:
-    """Divides a batch among the ranks of a host; see :mod:`salientpp.sampling.host_share`.
+    """Divides a batch into shares, so that each rank of a host computes one of them; see :mod:`salientpp.sampling.host_share`.
 
     Args:
         node: int64 [n], ids of the vertices.

@@ -14,7 +14,7 @@ from salientpp.ops.library import operators
 
 
 def pack_id_set(ids: Tensor, num_ids: int) -> Tensor:
-    """Packs ascending, distinct ``ids`` int64 [n] of [0, num_ids) into a bitmap with running counts.
+    """Packs a set of ids for :func:`look_up`, as a bitmap with running counts. ``ids`` are ascending and distinct, int64 [n] in [0, num_ids).
 
     Returns int64 words, one per 32 ids (none for the empty set): a quarter of a byte for each of the ``num_ids`` ids.
     In :func:`look_up` the slot of an id is its position in ``ids``.
@@ -35,11 +35,10 @@ def look_up(
         remote_sets: packed sets of global ids of other parts.
 
     Returns:
-        ``position`` and ``slot``, two lists of int64 vectors, and ``remote_counts`` int64 [K], the number of remaining
-        ids of each owner. The lists have one entry per group. The groups are: each local set; the rest of the part
-        (slot: local id); each remote set; and the remaining ids (slot: global id), grouped by owner. Positions are
-        places in ``n_id``; each place is in one group. The slot of an id in a set is the number of smaller ids in the
-        set.
+        ``position`` and ``slot``, two Python lists with an int64 vector per group, and ``remote_counts`` int64 [K], the
+        number of remaining ids of each owner. The groups are: each local set; the rest of the part (slot: local id);
+        each remote set; and the remaining ids (slot: global id), grouped by owner. ``position`` indexes ``n_id``; each
+        index is in one group. The slot of an id in a set is the number of smaller ids in the set.
     """
     return operators.look_up(n_id, offsets, part_id, local_sets, remote_sets)
 
@@ -85,7 +84,7 @@ def gather_joined_rows(
     out_index: Tensor | None = None,
     parallel: bool = True,
 ) -> None:
-    """Copies rows as :func:`gather_rows` of ``torch.cat(sources)`` would, without the concatenation.
+    """Copies rows of several tensors as if they were concatenated: :func:`gather_rows` from ``torch.cat(sources)``, without making it.
 
     ``sources`` has at least one tensor; all have one dtype and row shape.
     """
@@ -173,7 +172,7 @@ def decode_rows(
 def round_rows(
     source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int
 ) -> None:
-    """Encodes and decodes rows in one pass: ``out[out_index] = decode(encode(source[source_index]))``; both have one dtype and row size."""
+    """Copies rows with the error of an encoding: ``out[out_index] = decode(encode(source[source_index]))``. Both have one dtype and row size."""
     operators.round_rows(source, source_index, out, out_index, format, block)
 
 
@@ -185,5 +184,5 @@ KNOWN_DTYPES = frozenset(
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
-    """Views the same memory as uint8 [..., number of bytes of an entry]."""
+    """Views a tensor of any dtype as uint8 [..., number of bytes of an element], so that a kernel can copy it."""
     return rows.unsqueeze(-1).view(torch.uint8)

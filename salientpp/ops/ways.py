@@ -1,4 +1,4 @@
-"""Operators of caches that look ahead, of partial sums, and of full-graph training."""
+"""Operators of caches that know the next batches, of sums that travel instead of rows, and of full-graph training."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from salientpp.ops.library import operators
 
 
 def code_ids(ids: Tensor, num_ids: int, but_from: int = 0, but_to: int = 0) -> Tensor:
-    """Packs the distinct ``ids`` int64 [n], given in any order, into a list of 5 to 7 bits per id, uint8. Leaves out ids in [but_from, but_to).
+    """Compresses the set of ``ids`` int64 [n], given in any order, to uint8 with 5 to 7 bits per distinct id. Leaves out ids in [but_from, but_to).
 
-    Ids are in [0, num_ids), with ``num_ids`` < 2**31.
+    A compressed set is called a list below. Ids are in [0, num_ids), with ``num_ids`` < 2**31.
     """
     return operators.code_ids(ids, num_ids, but_from, but_to)
 
 
 def ids_of_list(list: Tensor, num_ids: int) -> Tensor:
-    """Unpacks a list that :func:`code_ids` made: int64 [n], ascending."""
+    """Returns the ids in a compressed list that :func:`code_ids` made, ascending int64 [n]."""
     return operators.ids_of_list(list, num_ids)
 
 
 def link_lists(lists: Sequence[Tensor], heads: int, num_ids: int) -> list[Tensor]:
-    """Finds the next use of every id of the first ``heads`` lists: the number of lists until the id comes again, int16; 0 if it does not.
+    """Finds when each id in the first ``heads`` lists is needed next. A list has the ids that one batch needs, from :func:`code_ids`.
 
-    Returns one tensor for each of these lists. Its entries belong to the list's ids in ascending order.
+    Returns an int16 tensor for each of these lists, in ascending order of its ids: the number of lists until the id comes again, or 0 if it does not.
     """
     return operators.link_lists(lists, heads, num_ids)
 
 
 def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Fills the first slots of a cache with the distinct ``ids`` int64 and empties the other slots. No next use is known yet.
+    """Initialises the tables of a cache: the first slots hold the distinct ``ids`` int64, the others are empty, and no next use is known.
 
     Args:
         prior: float32 [N], the probability that a batch needs each id.
@@ -43,9 +43,9 @@ def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, ta
 
 
 def note_uses(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Records that ``batch`` needs the ids of ``list``: ``batch`` becomes the next use of their slots, except where an earlier next use is known.
+    """Records that ``batch`` needs the ids of ``list`` (:func:`code_ids`): ``batch`` becomes the next use of the slots that hold them.
 
-    Call the function in the order of the batches.
+    A slot whose next use is known to be earlier does not change. Call the function in the order of the batches.
     """
     operators.note_uses(list, batch, num_ids, slot_id, slot_key, table)
 
