@@ -1,4 +1,4 @@
-"""Exact comparison of integer and floating-point times."""
+"""Maps integer and floating-point times to int64 in the same order, so that kernels compare times exactly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Clock:
         return _ordered_bits((_real_below(time) if is_whole else time) + 0.0)
 
     def window(self, length: float) -> int | float | None:
-        """Returns the length of a time window as :meth:`since` takes it. None: the window has no begin.
+        """Converts the length of a time window for :meth:`since`. Returns None if the window is infinite, so that it has no begin.
 
         Args:
             length: a number >= 0 in the units of the times.
@@ -82,7 +82,7 @@ class Clock:
         return math.floor(length)
 
     def since(self, now: Tensor, window: int | float) -> Tensor:
-        """Returns the first times of windows, as int64 values of this clock.
+        """Returns the times at which windows begin, as int64 values of this clock.
 
         Args:
             now: int64 [n], values of this clock, at which the windows end.
@@ -94,9 +94,9 @@ class Clock:
         return torch.where(first > now, -(2**63), first)  # a difference below int64 has wrapped
 
     def check_ends(self, time: Tensor, name: str) -> None:
-        """Checks the times at which windows end.
+        """Checks that the times at which windows end have no fraction if the graph's times are integers.
 
-        Integer times would drop a fraction, so a window would begin too early.
+        The clock would drop the fraction, so a window would begin too early.
 
         Raises:
             ValueError: a time has a fraction, but the graph's times are integers.
@@ -111,7 +111,7 @@ class Clock:
 
 
 def _ordered_bits(value: Tensor) -> Tensor:
-    """Maps float64 to int64 of the same order. Applied to such an int64, it returns the bits of the float64."""
+    """Maps float64 to int64 of the same order. Given such an int64, it returns the bits of the float64, so it is its own inverse."""
     bits = value.contiguous().view(torch.int64)
     return bits ^ ((bits >> 63) & (2**63 - 1))
 

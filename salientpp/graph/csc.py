@@ -114,7 +114,10 @@ class Graph:
 
     @property
     def number(self) -> int:
-        """Number of this graph in its present state, at least 1. No other graph of the process has it; writing to the arrays changes it."""
+        """Number by which caches recognise this graph in its present state, at least 1.
+
+        No other graph of the process has it, and writing to the arrays changes it.
+        """
         written = sum(0 if array.is_inference() else array._version for array in (self.indptr, self.indices))
         return self._identity + (written << 40)
 
@@ -217,7 +220,10 @@ class LinkedGraph(Graph):
 
 
 def runs_of_vertices(indptr: Tensor, num_edges: int) -> Iterator[tuple[int, int]]:
-    """Yields consecutive ranges of the vertices of ``indptr`` int64 [N + 1]. A range has at most ``num_edges`` in-edges, or one vertex."""
+    """Divides the vertices of ``indptr`` int64 [N + 1] into consecutive ranges that can be processed one at a time in bounded memory.
+
+    Yields (first, end). A range has at most ``num_edges`` in-edges, or a single vertex.
+    """
     first, num_vertices = 0, indptr.numel() - 1
     while first < num_vertices:
         last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1)

@@ -99,7 +99,7 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
 
 
 def with_sizes(data: HeteroData) -> HeteroData:
-    """Returns the data if all types declare their size, else a shallow copy with ``num_nodes`` set from the edges where it is missing."""
+    """Returns the data, or if a type declares no size, a shallow copy in which ``num_nodes`` of this type is set from the edges."""
     inferred = _sizes_by_type(data)[1]
     out = copy.copy(data) if inferred else data
     for name, size in inferred.items():
@@ -108,7 +108,7 @@ def with_sizes(data: HeteroData) -> HeteroData:
 
 
 def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, int]]:
-    """Returns the size of each type (None if the type declares none), and the sizes of undeclared types that follow from the edges."""
+    """Returns two mappings: each type's declared size (None without one), and for types without one, the size that the edges imply."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to accurately infer 'num_nodes'")
         sizes: dict[str, int | None] = {name: data[name].num_nodes for name in data.node_types}

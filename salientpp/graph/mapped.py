@@ -65,7 +65,7 @@ def _file_of(first: int, start: int, offset: int, inode: int, path: Path) -> tup
 
 
 def _maps_over(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, Path] | None]:
-    """Finds the file mapping around each span of addresses [first, last): its start, the file's offset, inode and path.
+    """Finds, for each span of addresses [first, last), the file mapping that covers it: (start, offset in the file, inode, path).
 
     None for a span unless one mapping of a file covers all of it and has no private (written) pages.
     """

@@ -1,4 +1,4 @@
-"""The edges that one host holds of a graph whose topology is stored in parts.
+"""Holds those edges of a graph that one host reads, if the topology is stored in parts.
 
 A part stores the neighbour lists of the vertices that it owns. Sources in the lists are global ids, so that a list has the same contents as in the whole graph.
 """
@@ -40,7 +40,7 @@ class PartLists:
 
 @dataclass(frozen=True, eq=False)
 class PartGraph:
-    """The neighbour lists of some consecutive parts of a graph, with the sizes of the whole graph.
+    """Neighbour lists of the vertices in some consecutive parts of a graph, with the sizes of the whole graph.
 
     Attributes:
         node_types, num_vertices: names and numbers of vertices of the whole graph's T types. A homogeneous graph has one type, named None.

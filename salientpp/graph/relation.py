@@ -66,7 +66,10 @@ Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tens
 
 @dataclass(frozen=True)
 class EdgeReader:
-    """Reader of one relation. It knows the relation's name for errors, the numbers of vertices, and the order that the user declares."""
+    """Reads the edges of one relation from PyG's formats.
+
+    ``name`` is for errors. ``is_sorted``: the user says that edges are sorted by target and time. ``backward``: reverse every edge.
+    """
 
     name: str
     num_sources: int
@@ -212,7 +215,10 @@ def _narrow_ids(edge_id: Tensor) -> Tensor:
 
 
 def _times(time: Tensor | None, of_edges: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Returns ``edge_time`` and ``source_time``. One of the two is ``time``, the other is None. Source times become int32 if they fit."""
+    """Returns ``edge_time`` and ``source_time`` for :class:`Relation`: ``time`` is the first if it belongs to edges, else the second. The other is None.
+
+    Source times become int32 if they fit.
+    """
     if time is None or of_edges:
         return time, None
     least, most = time.aminmax() if time.numel() else (-(2**31), 2**31)

@@ -222,7 +222,7 @@ def _ends(name: Any) -> tuple[str | None, str | None]:
 
 
 def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:
-    """Returns node times by node type and edge times by edge type; one of the two is empty."""
+    """Returns node times by node type, and edge times by edge type, from the attribute ``time_attr``. One of the two is empty."""
     if time_attr is None:
         return {}, {}
     if isinstance(data, HeteroData):
