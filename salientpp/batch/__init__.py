@@ -1,1 +1,1 @@
-"""Batches: assembled for the user from sampled vertices and edges and from gathered rows."""
+"""Builds the PyG batches that users get, from sampled vertices and edges and from gathered rows."""

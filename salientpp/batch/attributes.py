@@ -1,4 +1,4 @@
-"""Node and edge attributes of one type, cut to the sampled vertices and edges."""
+"""Copies node and edge attributes of PyG's data to a batch, for the sampled vertices and edges only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _is_rows(value: object) -> bool:
 
 
 class NodeAttributes:
-    """Cuts the vertex attributes of one storage to a sample. Each call is given the storage, and uses the attributes that it has at that moment.
+    """Selects the rows of sampled vertices from the attributes in one PyG storage. Each call uses the attributes that the storage has at that moment.
 
     Args:
         store: the storage as it is when the loader is constructed.
@@ -70,10 +70,10 @@ class NodeAttributes:
             )
 
     def columns(self, store: BaseStorage) -> dict[str, Tensor]:
-        """Returns the attributes whose rows the pipeline gathers from this storage.
+        """Returns the attributes whose rows the pipeline gathers with its own kernel, by name.
 
-        PyG's ``index_select`` handles the others: values that are not tensors, not on the CPU or not contiguous, and
-        tensors that count vertices in another dimension than 0.
+        For the others, :meth:`fill` calls PyG's ``index_select``. These are values that are not tensors, not on the CPU
+        or not contiguous, and tensors that count vertices in another dimension than 0.
         """
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in store if name not in others and store.is_node_attr(name)]
@@ -83,7 +83,7 @@ class NodeAttributes:
         return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
 
     def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Sets attributes of vertices ``n_id`` on ``out``. ``rows``: by name, rows or placeholders of later rows."""
+        """Sets the attributes of the vertices ``n_id`` on ``out``. ``rows``: by name, gathered rows, or placeholders for rows that arrive later."""
         to = out._mapping
         for name in store._mapping:
             if name in rows:
@@ -97,7 +97,7 @@ class NodeAttributes:
 
 
 class EdgeAttributes:
-    """Cuts the edges of one storage and their attributes to a sample. Each call is given the storage, and uses what it has at that moment.
+    """Sets the sampled edges of one PyG storage, and their attributes, on a batch. Each call uses what the storage has at that moment.
 
     Args:
         store: the storage as it is when the loader is constructed.
@@ -157,7 +157,7 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
 
 
 def storage_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
-    """Returns the storage of exactly this type. ``data[type_]`` may return a relation instead if the node type does not exist yet."""
+    """Returns PyG's storage of a vertex or edge type. If a node type does not exist yet, ``data[type_]`` may return a relation instead."""
     if isinstance(data, Data):
         return data._store
     return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)
@@ -179,12 +179,12 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
 
 
 def _cat_dim(store: BaseStorage, name: str) -> Any:
-    """Returns the dimension in which an attribute has an entry per vertex or edge, according to the data object that owns the storage."""
+    """Returns the dimension in which an attribute counts vertices or edges, as the user's data object says in ``__cat_dim__``."""
     return store._parent().__cat_dim__(name, store[name], store)
 
 
 def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
-    """Returns an attribute of vertices or edges, cut to ``ids``.
+    """Returns the entries of a vertex or edge attribute that belong to ``ids``.
 
     Raises:
         ValueError: the attribute cannot be indexed by row.

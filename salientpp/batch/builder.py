@@ -36,7 +36,7 @@ class BatchBuilder:
         pin_memory: if True, put finished CPU batches into pinned host memory.
         dtype: dtype of the delivered ``x``. None: as stored.
         own: columns (vertex type, attribute name) whose rows come from a user's source instead of the data.
-        held: contents of the data when the tiers that ``fetch`` reads were made. None: the data cannot change.
+        held: contents of the data when the rows that ``fetch`` reads were taken from it. None: the data cannot change.
         marks_sizes: if True, tell ``torch.compile`` which sizes change.
         frames: by type and attribute name, the tables whose columns are gathered.
     """
@@ -58,13 +58,16 @@ class BatchBuilder:
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns that the tiers can serve: those whose tensors are still in the data."""
+        """Returns the columns that :attr:`fetch` can serve: those whose tensors are still in the data."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
 
     def current(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns whose rows in the tiers equal those in ``contents``. Copies on devices may be older."""
+        """Returns the columns whose rows, as :attr:`fetch` serves them, equal those in ``contents``.
+
+        A column that was written to is missing if a device holds older copies of its rows.
+        """
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
@@ -78,7 +81,7 @@ class BatchBuilder:
         return batch
 
     def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """Builds the batch as :meth:`build` does, in the caller's thread, and moves it to the device of batches."""
+        """Builds a batch again, because the user has changed the data since, and moves it to :attr:`device`. Runs in the caller's thread."""
         batch = self.build(mfg, rows, contents)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
@@ -115,7 +118,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """True if the tiers hold the tensor that ``contents`` has for the column, and it needs no gradient."""
+        """True if :attr:`fetch` reads the very tensor that ``contents`` has for the column, and this tensor needs no gradient."""
         value = contents.value(column)
         if column in self.own:
             return True

@@ -17,9 +17,10 @@ from salientpp.store.frames import tensors_of
 
 
 class Contents:
-    """The attributes of a ``Data`` or ``HeteroData`` at one moment: for each tensor, its memory and the number of writes to it so far.
+    """Snapshot of the attributes of a ``Data`` or ``HeteroData``, by which a loader notices later changes.
 
-    torch counts in-place writes (``Tensor._version``), except writes through ``.data`` or numpy.
+    For each tensor it records the memory and the number of writes so far. torch counts in-place writes
+    (``Tensor._version``), except writes through ``.data`` or numpy.
 
     Args:
         data: the object. Another thread may set and delete its attributes at the same time.
@@ -117,7 +118,7 @@ def _copy_of(data: Data | HeteroData) -> Data | HeteroData:
 
 
 def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> None:
-    """Copies PyG's knowledge of which attributes belong to vertices and to edges from the former copy to this one.
+    """Copies to ``data`` what PyG found out from ``former``: which attributes belong to vertices, and which to edges.
 
     PyG decides by sizes, which it infers from the attributes. It could not do so after a training loop has deleted ``x``.
     """

@@ -1,4 +1,4 @@
-"""``edge_index`` of a batch as a tensor that knows the hops of its batch (:class:`~salientpp.sampling.hops.Hops`).
+"""Lets the ``edge_index`` of a batch carry the hops of its batch (:class:`~salientpp.sampling.hops.Hops`) to the model.
 
 Models trimmed by :func:`salientpp.nn.trim` read from it which rows the seeds need. The tensor computes as any other; results of operations are plain tensors.
 A copy knows the hops too, also on another device. A tensor that was written to does not know them.
@@ -19,7 +19,7 @@ from salientpp.sampling.topology import Mfg
 
 
 class BatchEdges(Tensor):
-    """Edges int64 [2, e] that know the hops of their batch.
+    """Edges int64 [2, e] that know the hops of their batch, so that a layer can skip rows that the seeds do not need.
 
     Attributes:
         hops: how many of the batch's vertices and edges lie within each number of hops of the seeds.
@@ -46,7 +46,7 @@ class BatchEdges(Tensor):
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
 
     def _moved(self, out: Tensor, non_blocking: bool) -> Tensor:
-        """Marks the edges on another device, and copies the edge lists (by target, by source) of the batch there."""
+        """Makes ``out``, the edges on another device, a :class:`BatchEdges`. Also copies the batch's edge lists (by target, by source) there."""
         if self.is_given:
             for lists in self.hops.made_lists().values():
                 lists.to(out.device, non_blocking=non_blocking)
@@ -110,7 +110,7 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """Makes edges that know their batch's hops. Copies inference tensors, because torch counts no writes to them."""
+    """Makes :class:`BatchEdges` of ``edge_index``, in the same memory. Copies inference tensors, because torch counts no writes to them."""
     if edge_index.is_inference():
         with torch.inference_mode(False):
             edge_index = edge_index.clone()
@@ -120,7 +120,7 @@ def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
 
 
 def edges_of(value: Any) -> Any:
-    """Returns the :class:`BatchEdges` of a batch's ``adj_t`` that is unchanged. Returns any other value as it is."""
+    """Returns the :class:`BatchEdges` that :func:`mark_edges` attached to a batch's ``adj_t``, if it was not changed since. Else returns ``value``."""
     edges = getattr(value, "_salientpp_edges", None)
     return edges if edges is not None and edges.adj_t_version == _version_of(value) else value
 
@@ -140,7 +140,7 @@ def _version_of(adj_t: Any) -> int:
 
 
 def mark_edges(batch: Data | HeteroData, mfg: Mfg, asked: Asked) -> None:
-    """Marks the edges of a batch with its hops, if they were sampled hop by hop. ``asked``: as in :class:`Hops`."""
+    """Replaces the edges of a batch by :class:`BatchEdges`, if they were sampled hop by hop. ``asked``: as in :class:`Hops`."""
     hops = hops_of(mfg, asked)
     if hops is None:
         return

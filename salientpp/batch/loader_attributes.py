@@ -29,7 +29,7 @@ def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
 
 
 def add_batch_attributes(batch: Data | HeteroData, mfg: Mfg) -> None:
-    """Sets ids, trees and counts. Attributes that are None are removed, as in PyG."""
+    """Sets the attributes that all of PyG's loaders add: ids, trees and counts. Removes those that are None, as PyG does."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
             store = storage_of(batch, name)  # created if missing: a pair of stores may have no attributes of this type

@@ -1,4 +1,4 @@
-"""Templates, which turn a sample and the rows of its vertices into a batch.
+"""Turns a sample and the rows of its vertices into a batch. Each kind of data source has a template class for this.
 
 A batch of a ``Data`` or ``HeteroData`` has every node and edge attribute, for all sampled vertices and edges. In a batch of a partitioned graph, all sampled
 vertices have the attributes in ``columns`` (``x``), and all sampled edges have the edge attributes. Only seeds have the other node attributes.
