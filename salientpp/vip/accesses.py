@@ -1,7 +1,7 @@
 """Counts how often batches need each vertex, by sampling the batches.
 
-The counts are the ground truth of :mod:`salientpp.vip.inclusion`. The policy ``simulation`` of SALIENT++ (section 3.2) uses the counts of two epochs as
-scores.
+The probabilities of :mod:`salientpp.vip.inclusion` are compared with these counts. The policy ``simulation`` of SALIENT++ (section 3.2) uses the counts of
+two epochs as scores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def count_accesses(
 
 
 def shuffled_batches(seeds: Tensor, batch_size: int, key: int, epochs: int) -> Iterable[tuple[Tensor, int]]:
-    """Yields batches of ``epochs`` shuffled passes over ``seeds``. Their keys differ from the keys of every training run."""
+    """Yields (seeds, key) for the batches of ``epochs`` shuffled passes over ``seeds``. No training run has the same keys, so none has the same draws."""
     for epoch in range(epochs):
         order = ops.permutation(seeds.numel(), ops.join_key(_SIMULATION, key, epoch))
         for index, positions in enumerate(order.split(batch_size)):

@@ -43,7 +43,7 @@ _NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
 class _Owned:
     """Describes the neighbour lists over which one rank sums, on behalf of all ranks.
 
-    Sources are numbered over all vertex types, in ascending order of type and id.
+    The vertices that occur in these lists are their sources. They are numbered from 0 over all vertex types, in ascending order of type and id.
 
     Attributes:
         targets: per vertex type the range of ids whose lists the rank sums; an empty slice for types that are no targets.
@@ -64,7 +64,7 @@ class _Owned:
         return [numbers.stop - numbers.start for numbers in self.chunks]
 
     def sources(self, chunk: int) -> Tensor:
-        """Returns the sources in a chunk, as ascending places among the vertices of all types, int64."""
+        """Returns the sources in a chunk, ascending int64. Their ids count the vertices of all types, one type after another."""
         first = chunk * _CHUNK_VERTICES
         some = self.bits[first // 8 : (first + _CHUNK_VERTICES) // 8]
         return torch.from_numpy(np.unpackbits(some.numpy())).nonzero().flatten().add_(first)
@@ -72,12 +72,12 @@ class _Owned:
 
 @dataclass(frozen=True, eq=False)
 class _Division:
-    """Says which neighbour lists this rank sums, and which the other ranks sum.
+    """Tells which neighbour lists this rank sums, and which the other ranks sum.
 
     Attributes:
         pieces: the lists of this rank.
-        by_source: per piece its transpose, with sources numbered among this rank's sources of their type. If edges have weights: the piece's
-            lists, with the same numbers.
+        by_source: per piece its transpose, (indptr, targets), with sources numbered among this rank's sources of their type. If edges have weights: the
+            piece's own lists, (indptr, sources), with sources numbered in the same way.
         num_sources: per vertex type the number of this rank's sources.
         owned: lists of each rank.
     """
@@ -114,7 +114,7 @@ class DividedListSums(ListSums):
 
     @lazy
     def _division(self) -> _Division:
-        """The lists of all ranks. Collective: an error on one rank is raised on every rank."""
+        """The division of the lists among the ranks, made on first use. Collective: an error on one rank is raised on every rank."""
         comm, graph = self._comm, self._graph
         spans = [[lists[0].first_target, lists[-1].first_target + lists[-1].num_targets] for lists in graph.lists]
         facts = comm.gather_facts({"lists": spans}, task=_TASK)
@@ -191,11 +191,11 @@ class DividedListSums(ListSums):
         return list(total.split(self.num_vertices))
 
     def _sums_of(self, weighed: Sequence[Tensor], numbers: slice) -> Tensor:
-        """Returns the sums of some of this rank's sources, float64; of all of them, if edges have weights.
+        """Returns, for some of this rank's sources, the sums over the edges to their targets, float64.
 
         Args:
             weighed: per piece the result of :data:`Weigh`.
-            numbers: numbers of the sources, see :class:`_Owned`.
+            numbers: numbers of the sources, see :class:`_Owned`. All of them if edges have weights.
         """
         sums, by_source = (
             torch.zeros(numbers.stop - numbers.start, dtype=torch.float64, device="cpu"),
@@ -273,9 +273,9 @@ class DividedListSums(ListSums):
         In each of K rounds, a rank asks one owner and answers one rank. So all connections are busy, and the memory of a round is small.
 
         Args:
-            request: float64 [n] that this rank asks an owner; None if all sums would be 0.
-            answer: answers a request [n] with some tensors [m], equally many on all ranks.
-            sizes: n and every m for each owner.
+            request: makes the message to an owner, float64 [n]; None if all sums would be 0.
+            answer: answers a message [n] with one or more tensors [m]. Their number is the same on all ranks.
+            sizes: for each owner, n, and the list of the m of its answers.
 
         Yields:
             Each owner that this rank asked, the number of an answer from 0, and the answer, float64 [m].
@@ -320,7 +320,7 @@ def _mark_sources(piece: ListPiece, occurs: Tensor) -> None:
 
 
 def _by_source(piece: ListPiece, occurs: Tensor) -> tuple[Tensor, Tensor]:
-    """Makes an entry of :attr:`_Division.by_source`. ``occurs`` bool [N]: True for the sources of this rank's lists."""
+    """Makes the entry of a piece in :attr:`_Division.by_source`. ``occurs`` bool [N]: True for the sources of all of this rank's lists."""
     relation, size = piece.relation, occurs.numel()
     if not piece.has_weights:
         indptr, targets = transpose(relation.indptr, relation.indices, size)
@@ -381,5 +381,5 @@ def _cut(number: int, lists: PartLists, first: int, last: int) -> ListPiece | No
 
 
 def _within(piece: ListPiece, targets: slice) -> slice:
-    """Returns the range of a piece's targets, counted from the first of ``targets``."""
+    """Returns the range of a piece's targets as positions in the range ``targets``."""
     return slice(piece.targets.start - targets.start, piece.targets.stop - targets.start)

@@ -159,12 +159,15 @@ def inclusion_probability(
 
 
 def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
-    """Returns ``p_0`` for batches of ``batch_size`` of these seeds: a function from the number of vertices to float64 [N]."""
+    """Returns ``p_0``, the probability that a batch has each vertex among its seeds, if ``batch_size`` of ``seeds`` are drawn uniformly.
+
+    ``p_0`` is a function from the number of vertices to float64 [N].
+    """
     return uniform_starts({None: seeds}, batch_size)[None]
 
 
 def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
-    """Returns, per type, the ``p_0`` of :func:`uniform_start` if batches draw uniformly from the seeds of all types together."""
+    """Returns a function as :func:`uniform_start` for each vertex type. Batches draw uniformly from the seeds of all types together."""
     share = min(1.0, batch_size / max(1, sum(ids.numel() for ids in seeds.values())))
 
     def start(ids: Tensor, num_vertices: int) -> Tensor:
@@ -178,14 +181,14 @@ def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[
 def link_start(
     ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None
 ) -> Callable[[int], Tensor]:
-    """Returns ``p_0`` for batches of ``batch_size`` edges with random negative examples. ``ends`` are the edges' ends on one side.
+    """Returns ``p_0``, as :func:`uniform_start` does, for batches of ``batch_size`` edges with random negative examples.
 
-    A vertex that is the end of c of the M edges is a seed with probability ``1 - (1 - B/M)^c``; each negative example is
-    vertex v with probability ``w(v) / sum w``.
+    The ends of the edges are the seeds. A vertex that is the end of c of the M edges is a seed with probability
+    ``1 - (1 - B/M)^c``. Each negative example is vertex v with probability ``w(v) / sum w``.
 
     Args:
-        ends: int64 [M].
-        negatives_per_batch: negative examples on this side.
+        ends: int64 [M], the sources of the edges, or their targets.
+        negatives_per_batch: number of negative examples that a batch has on this side of the edges.
         weight: [N], relative frequency of each vertex as a negative example; None: uniform.
     """
 
@@ -253,7 +256,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 
 
 class TypedHops:
-    """Computes how likely a hop draws each vertex, given how likely it expands each. One object serves all seeds."""
+    """Computes the probability that a hop draws each vertex, from the probabilities that it expands each. One object serves all sets of seeds."""
 
     def __init__(self, graph: TypedGraph | ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.lists = ListSums.of(graph)
@@ -273,11 +276,12 @@ class TypedHops:
         return uniform_draw_probability(piece.degree, self._fanouts[piece.number][hop], self._replace)
 
     def draws(self, hop: int, place: int, expanded: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two probabilities per list of a piece, float64 [n], or per edge, [e], if edges have weights.
+        """Returns two probabilities for the edges of a piece: per list, float64 [n], or if edges have weights, per edge, [e].
 
         The first: a target, once expanded, draws an edge. The second: the hop expands the target, and draws the edge.
 
         Args:
+            place: position of the piece in ``lists.pieces``.
             expanded: the probability [n] that the hop expands each target of the piece.
         """
         chance = self._chance(hop, place)
@@ -334,9 +338,9 @@ def typed_inclusion_probabilities(
 def _probabilities(
     graph: TypedGraph | ListSums, hops: TypedHops, expanded: list[Tensor], include_seeds: bool, expand: str
 ) -> dict[str | None, Tensor]:
-    """Returns :func:`typed_inclusion_probabilities` of one set of seeds, whose ``p_0`` is ``expanded``.
+    """Computes :func:`typed_inclusion_probabilities` of one set of seeds, whose ``p_0`` is ``expanded``.
 
-    While a hop sums, only arrays that are read later are alive: each takes 8 bytes for every vertex.
+    It frees arrays as soon as they are not read any more, because each takes 8 bytes for every vertex.
     """
     first = list(expanded) if include_seeds else None
     reached = list(expanded)  # sum of q
@@ -362,7 +366,7 @@ def _probabilities(
 
 
 def start_of_types(graph: TypedGraph | ListSums, start: Start) -> list[Tensor]:
-    """Returns ``p_0`` of every vertex type, float64 [N]."""
+    """Returns the ``p_0`` in ``start`` as a tensor for every vertex type, float64 [N]; zeros for types without seeds."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
         given = start.get(name, torch.zeros(size, dtype=torch.float64, device="cpu"))
@@ -418,7 +422,10 @@ def typed_traffic(
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
-    """Returns the result of ``include_seeds=True`` from a ``probability`` float [N] computed without it; ``seeds`` int64 [T] are positions in it."""
+    """Converts a ``probability`` float [N] that was computed without ``include_seeds`` into the one with it, without another sweep.
+
+    ``seeds`` int64 [T] are positions in ``probability``.
+    """
     with_seeds = probability.clone()
     if seeds.numel():
         with_seeds[seeds] = (with_seeds[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
@@ -467,7 +474,7 @@ def draw_weights(
 
 
 def edge_weights_of(graph: Graph, draws: Tensor, *, mean: float = 10.0, most: int = 1000) -> Tensor:
-    """Returns edge weights in proportion to ``draws`` float64 [N], the value of all edges into each vertex.
+    """Returns integer edge weights for a partitioner, in proportion to ``draws`` float64 [N], the value of each edge into a vertex.
 
     Args:
         mean, most: weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.

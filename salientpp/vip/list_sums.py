@@ -1,6 +1,6 @@
-"""Sums over the neighbour lists of a graph: the one operation in which sweeps over the edges read the topology.
+"""Sums over the neighbour lists of a graph. The formulas of this folder read the topology only through these sums.
 
-The formulas of this folder are written with :meth:`ListSums.to_sources` and :meth:`ListSums.to_targets`. So they hold for a graph in the memory of this process
+The formulas are written with :meth:`ListSums.to_sources` and :meth:`ListSums.to_targets`. So they hold for a graph in the memory of this process
 (:class:`WholeListSums`), and for a graph whose lists are divided among the ranks of a job (:class:`salientpp.vip.divided.DividedListSums`).
 """
 
@@ -52,7 +52,7 @@ class ListPiece:
         return self.relation.edge_weight is not None
 
     def spread(self, value: Tensor) -> Tensor:
-        """Returns a value per list [n] in the form of :data:`Weigh`: if the edges have weights, it is repeated for each edge, [e]."""
+        """Converts values per list, [n], to a result of :data:`Weigh`: repeats them for each edge, [e], if the edges have weights."""
         return torch.repeat_interleave(value, self.degree) if self.has_weights else value
 
 
@@ -79,7 +79,7 @@ class ListSums(ABC):
 
     @staticmethod
     def of(graph: Graph | TypedGraph | ListSums) -> ListSums:
-        """Returns an object that sums over a graph's lists. It shares the arrays and, for one type, the transpose."""
+        """Returns an object that sums over a graph's lists. It shares the graph's arrays, and the transpose of a :class:`Graph`."""
         return graph if isinstance(graph, ListSums) else WholeListSums(graph)
 
     @abstractmethod
@@ -88,7 +88,7 @@ class ListSums(ABC):
 
         Args:
             value: per type float64 [N].
-            weigh: maps zeros to zeros.
+            weigh: see :data:`Weigh`. It must map zeros to zeros.
 
         Returns:
             Per type float64 [N].
@@ -108,10 +108,10 @@ class ListSums(ABC):
 
     @abstractmethod
     def per_list(self, function: Callable[[ListPiece], Tensor]) -> list[Tensor]:
-        """Computes a value of every list: per relation float64 [N_target]. ``function`` gives a piece's values, [n]."""
+        """Computes one value for every list, such as its length: per relation float64 [N_target]. ``function`` returns those of a piece, [n]."""
 
     def zeros(self) -> list[Tensor]:
-        """Returns per type float64 [N] of zeros."""
+        """Returns zeros to add sums to, per type float64 [N]."""
         return [torch.zeros(size, dtype=torch.float64, device="cpu") for size in self.num_vertices]
 
 

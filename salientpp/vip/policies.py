@@ -37,7 +37,7 @@ _LARGEST_ALPHA = 1e9
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """The batches of one part, as input of a policy.
+    """Describes the batches of one part, as the input from which a policy computes scores.
 
     Attributes:
         graph: N vertices; or their lists, which may be divided among ranks (:class:`~salientpp.vip.divided.DividedListSums`). Then all ranks compute the
@@ -244,7 +244,7 @@ PROBABILITIES = ("vip", "vip-hop")
 def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
     """Adds one rank's scores to the scores of its host, in place.
 
-    A host's cache serves all its ranks. So a vertex counts by the probability that any of them needs it in a round,
+    A host's cache serves all its ranks. So a vertex counts by the probability that the next batch of any of them needs it,
     ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``. Scores that are not probabilities are added up.
 
     Args:
@@ -260,7 +260,7 @@ def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TypedWorkload:
-    """The batches of one part with several vertex types, edge weights, or edges as seeds; input of a policy.
+    """Describes the batches of one part, as input of a policy, if there are several vertex types, edge weights, or edges as seeds.
 
     Attributes:
         graph: the topology, or lists as in a :class:`Workload`.
@@ -316,7 +316,7 @@ TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]
 
 
 def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> dict[str | None, Tensor]:
-    """Returns the scores of a policy, per vertex type float [N]; zeros if no fanout is given.
+    """Returns the scores of a policy for several vertex types, per type float [N]. Without hops all scores are zero.
 
     Args:
         policy: a name in :data:`TYPED_POLICIES`, or a function from a :class:`TypedWorkload` to such scores, which may leave out types.
@@ -390,9 +390,9 @@ def cache_bytes(
 def densest(
     scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int], num_bytes: int
 ) -> dict[str | None, Tensor]:
-    """Selects the rows with the highest scores per byte that fit into ``num_bytes``. Negative scores are never selected.
+    """Selects the rows with the highest scores per byte that fit into ``num_bytes``. Never selects rows with negative scores.
 
-    A row that does not fit into the rest is left out, and the next rows are tried.
+    If a row does not fit into the bytes that are left, it is skipped, and the next rows are tried.
 
     Args:
         row_bytes: per type the bytes of a row.
@@ -441,6 +441,7 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
 
     Args:
         scores: float [N]; a vertex with score 0 is never cached.
+        part_id: the part whose cache is planned. Its own vertices are not selected.
         replication_factor: α >= 0; at most ``floor(α N / K)`` rows are cached.
 
     Returns:

@@ -87,7 +87,12 @@ def shared_inclusion_probability(
 
 
 def _log_none(lists: ListSums, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
-    """Returns, for each target of a piece, log P(it does not draw a neighbour with the random number ``r``), [n]."""
+    """Returns log(1 - P), [n], where P is the probability that a target is expanded and draws a neighbour with the random number ``r``.
+
+    Args:
+        place: position of the piece with the targets in ``lists.pieces``.
+        expanded: the probability [n] that each target is expanded.
+    """
     return torch.log1p(-(expanded * _draw_probability(lists.pieces[place].degree, fanout, r)).clamp(max=1.0))
 
 
@@ -101,7 +106,7 @@ def block_probability(
     *,
     include_seeds: bool = False,
 ) -> Tensor:
-    """Computes the probability that a block of batches with common draws needs each row.
+    """Computes the probability that a block of consecutive batches, which make the same draws, needs each row.
 
     The sum of these probabilities is the expected number of distinct rows of a block.
 
@@ -128,7 +133,7 @@ def block_probability(
 
 @cache
 def _quadrature() -> tuple[Tensor, Tensor]:
-    """Returns the r in (0, 1) at which the integral over r is summed, and their weights, float64 [_NUM_NODES]."""
+    """Returns the values of r in (0, 1) at which the module's integral over r is evaluated, and their weights, float64 [_NUM_NODES]."""
     # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of the Legendre polynomials.
     k = torch.arange(1, _NUM_NODES, dtype=torch.float64, device="cpu")
     beside = k / torch.sqrt(4.0 * k * k - 1.0)

@@ -1,4 +1,4 @@
-"""Expected sizes of batches, and how they depend on the seeds.
+"""Computes the expected sizes of batches, and how much each seed adds to them, so that a loader can forecast sizes.
 
 With ``q_h`` the frontier probabilities of :mod:`salientpp.vip.inclusion`, a batch is expected to have
 
@@ -82,9 +82,9 @@ def expected_sizes(
 
 
 def _worth(lists: ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> Callable[[int], list[Tensor]]:
-    """Returns a function of a hop. Its result is per vertex type float64 [N, S]: how much each size grows when the hop finds a vertex.
+    """Returns a function of a hop, which tells how much each of the S sizes grows if the hop finds a vertex: per vertex type float64 [N, S].
 
-    Each size grows by the vertex itself, and by the edges that the next hop draws.
+    The numbers of vertices grow by the vertex itself, those of edges by the edges that the next hop draws into it.
     """
     degree = lists.per_list(lambda piece: piece.degree.to(torch.float64))
     num_types = len(lists.node_types)
@@ -113,6 +113,6 @@ def _num_draws(degree: Tensor, fanout: int, replace: bool) -> Tensor:
 
 
 def _share(hops: TypedHops, hop: int, place: int, expanded: Tensor) -> Tensor:
-    """Returns ``t / (1 - t q)``, float64 [n] or [e]: t as ``t_h`` in the module, and q the probability ``expanded``."""
+    """Returns ``t / (1 - t q)``, the factor before the sum in the module's last formula, float64 [n] or [e]. q is ``expanded``."""
     chance, draws = hops.draws(hop, place, expanded)
     return chance / (1.0 - draws).clamp(min=_SMALLEST)
