@@ -34,7 +34,7 @@ _EDGES_AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class PartitionAssignment:
-    """The part of every vertex, with the cut and the loads of the parts.
+    """Tells the part of every vertex, and how good this assignment is: the cut, and the loads of the parts.
 
     Attributes:
         assignment: int64 [N], the part of every vertex, in [0, K).
@@ -58,7 +58,7 @@ class PartitionAssignment:
 
     @property
     def balance(self) -> dict[str, float]:
-        """Load of the fullest part divided by the mean, for each load: 1.0 is perfect, K means that one part has everything."""
+        """Evenness of each load: the load of the fullest part divided by the mean. 1.0 is perfect; K means that one part has everything."""
         return {name: max(load) * self.num_parts / sum(load) if sum(load) else 1.0 for name, load in self.loads.items()}
 
 
@@ -211,10 +211,10 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 
 
 def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
-    """Shuffles the vertices, sorts them by the seed sets that list them, and deals them out to the parts in turn.
+    """Assigns vertices to parts at random, with equal numbers of vertices and of the seeds of each set. Returns int64 [N].
 
-    Vertices form a stratum if each set lists them equally often. Parts differ by at most one in their number of vertices of a stratum, and in their number of
-    all vertices.
+    It shuffles the vertices, sorts them by stratum, and deals them out to the parts in turn. A stratum is the vertices that each set lists equally often.
+    Parts differ by at most one in their number of vertices of a stratum, and in their number of all vertices.
 
     Args:
         seed_sets: for each set int64 [N], how often it lists each vertex.

@@ -1,4 +1,4 @@
-"""Loads of parts: the contribution of every vertex, the limits, and moves of vertices until no load exceeds its limit."""
+"""Keeps the loads of parts within limits: computes what every vertex adds to a load, and moves vertices until no load exceeds its limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOADS = ("vertices", "edges")
 
 
 class VertexLoads:
-    """Contribution of each vertex to the loads of its part. :func:`~salientpp.partitioning.assign.assign_parts` explains ``loads`` and ``seed_sets``.
+    """Tells what each vertex adds to the loads of its part. :func:`~salientpp.partitioning.assign.assign_parts` explains ``loads`` and ``seed_sets``.
 
     Attributes:
         seed_sets: name to int64 ids, without empty sets; a vertex counts as often as it is listed.
@@ -61,7 +61,7 @@ class VertexLoads:
 
     @cached_property
     def table(self) -> Tensor:
-        """Load of each vertex in each of the C balanced quantities, int64 [N, C]. It is made on first use, because partitioners need the memory before."""
+        """Contribution of each vertex to each of the C loads, int64 [N, C]. It is made on first use, because partitioners need the memory before."""
         table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64, device="cpu")
         for column, name in zip(table.unbind(1), self.names):
             if name in self.seed_sets:
@@ -74,7 +74,7 @@ class VertexLoads:
 
 
 def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
-    """Returns the largest load allowed by each constraint, int64 [C]."""
+    """Returns the largest value that each load of a part may have, int64 [C]."""
     limits = []
     for weight in weights.table.unbind(1):
         total = int(weight.sum())
@@ -86,7 +86,10 @@ def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tens
 def loads_and_limits(
     graph: Graph, num_parts: int, seed_sets: Mapping[str, Tensor], tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loads of every vertex, int64 [N, C], and their limits per part, int64 [C], for partitions of vertices, edges and seeds."""
+    """Returns what every vertex adds to the C loads of its part, int64 [N, C], and the limits of these loads, int64 [C].
+
+    The loads are vertices, edges (in-degrees) and the seeds of each set.
+    """
     weights = VertexLoads(graph, seed_sets)
     return weights.table, _load_limits(weights, num_parts, min(tolerance, num_parts))
 

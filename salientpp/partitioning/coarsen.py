@@ -42,7 +42,9 @@ _MOST_WEIGHT = 2**31 - 1
 
 
 def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: int, seed: int) -> tuple[Tensor, Path]:
-    """Writes a graph of clusters, unless the graph is small or does not get smaller.
+    """Writes a smaller graph, in which each cluster of vertices is one vertex, for the partitioner to read. Small graphs stay as they are.
+
+    It repeats this until the graph is small, or hardly gets smaller.
 
     Args:
         path: file of the graph, as :func:`~salientpp.partitioning.parhip.write_parhip` wrote it; files with other suffixes are made beside it.
@@ -51,7 +53,7 @@ def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: in
         seed: breaks ties.
 
     Returns:
-        int32 [N], the cluster of every vertex, and the file of the graph to partition. Each cluster is one vertex of that graph.
+        int32 [N], the cluster of every vertex, and the file of the graph to partition, whose vertices are the clusters.
     """
     total = int(vertex_weights.sum())
     cluster, level = torch.arange(vertex_weights.numel(), dtype=torch.int32, device="cpu"), 0
@@ -94,7 +96,7 @@ def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_
 
 
 def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterator[Lists]:
-    """Yields the lists, with only those edges that are among the heaviest edges of at least one of their ends."""
+    """Yields the neighbour lists, run by run, without edges that are light for both of their ends, because the partitioner's memory depends on the edges."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weights)
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])

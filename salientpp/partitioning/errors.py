@@ -1,4 +1,4 @@
-"""Failures of partitioners: a partitioner that stops with an error, and memory that runs out."""
+"""Errors that say how much memory a partitioner needs if it fails, and which methods need less."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def partition_with_kaminpar(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Returns the parts of the vertices, int64 [N], within the limits of all loads.
+    """Assigns vertices to parts with KaMinPar, then moves vertices until all loads are within their limits. Returns the parts, int64 [N].
 
     Raises the errors of :func:`~salientpp.partitioning.assign.assign_parts`.
     """
@@ -84,7 +84,10 @@ def partition_with_kaminpar(
 
 
 def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
-    """Returns the parts of the vertices, int64 [N]. With one torch thread, the same file and arguments give the same parts; with several they vary."""
+    """Partitions the graph in a file, in a separate process. Returns the parts of its vertices, int64 [N].
+
+    With one torch thread, the same file and arguments give the same parts; with several they vary.
+    """
     parts = path.with_suffix(".parts")
     given = {
         "path": [os.path.abspath(folder) for folder in sys.path],

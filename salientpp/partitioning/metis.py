@@ -40,7 +40,7 @@ def partition_with_metis(
     seed: int,
     vertex_weights: Tensor | None = None,
 ) -> Tensor:
-    """Returns the parts of the vertices, int64 [N], within the limits of all loads.
+    """Assigns vertices to parts with METIS, then moves vertices until all loads are within their limits. Returns the parts, int64 [N].
 
     Args:
         vertex_weights: weights that METIS balances, int64 [N], each >= 1; None: in-degrees.
@@ -133,7 +133,10 @@ def symmetrise(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor
 
 
 def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> Undirected:
-    """Returns the undirected graph with only those edges that are among the heaviest of at least one end."""
+    """Returns the undirected graph without edges that are light for both of their ends, so that METIS needs less memory.
+
+    Each vertex keeps its :data:`_EDGES_KEPT` heaviest edges; an edge stays if either end keeps it.
+    """
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
     place = torch.zeros(indices.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(kept, 0, out=place[1:])

@@ -1,7 +1,7 @@
-"""Numbers the vertices of parts.
+"""Gives vertices new ids, so that each part owns one contiguous range of ids.
 
-Part p owns one contiguous range of ids. In the order 'vip', the vertices of a part descend by the part's own inclusion probability, with seeds counted; ties
-keep the user's order. In the order 'original', all vertices of a part keep the user's order.
+In the order 'vip', the vertices of a part descend by the part's own inclusion probability, with seeds counted; ties keep the user's order. In the order
+'original', all vertices of a part keep the user's order.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor], ord
 def relabeled_edges(
     lists: Graph | Relation, targets: Numbering, sources: Numbering | None = None
 ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-    """Returns the edges under new ids, piece by piece.
+    """Renumbers the ends of edges and puts the neighbour lists into the new order, piece by piece, so that memory is bounded.
 
     Args:
         lists: neighbour lists of the vertices that ``targets`` numbers.

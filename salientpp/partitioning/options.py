@@ -1,4 +1,4 @@
-"""Options of partitioning, and the meaning of 'auto' and of an unset ``refine`` for a graph."""
+"""Checks the options of partitioning, and replaces 'auto' and an unset ``refine`` by a choice that suits the graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PartitionOptions:
     def decided(
         self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
-        """Returns the options with 'auto' and an unset ``refine`` decided for a graph, and the reason if ``refine`` became False.
+        """Replaces 'auto' and an unset ``refine`` by choices that suit a graph. Returns the options, and why ``refine`` became False, or None.
 
         Raises:
             ValueError: ``refine`` is True, and the graph cannot be refined.

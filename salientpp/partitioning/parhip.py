@@ -64,7 +64,7 @@ def write_undirected(
 
 
 def _merged(graph: Graph, transposed: Graph, ends: Tensor, edge_weights: Tensor | None) -> Iterator[Lists]:
-    """Yields runs of vertices with the lists of all their neighbours, ascending."""
+    """Merges in-edges and out-edges into undirected lists. Yields them for runs of vertices; each list has a vertex's neighbours, ascending."""
     num_vertices = graph.num_vertices
     weight_of = None if edge_weights is None else edge_weights.numpy()
     for first, last in runs_of_vertices(ends, _PIECE):

@@ -84,7 +84,7 @@ def refine_by_vip(
 
 
 class _Hops:
-    """Computes the recurrence of the probabilities and its derivative, for any assignment."""
+    """Computes the predicted rows of an assignment and the costs of all moves, by the module's formulas. One object serves all passes."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
         self.graph, self.transposed, self.fanouts = graph, graph.transpose(), fanouts
@@ -111,7 +111,7 @@ class _Hops:
         return total, cost
 
     def _differentiate(self, own: Sequence[Tensor], remote: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Returns inclusion probabilities, and the gradients of their sums over the remote vertices by p_0, both float32 [N, W].
+        """Returns, for W parts, the inclusion probabilities, and the gradient of their sum over the remote vertices by p_0, both float32 [N, W].
 
         ``A`` sums over neighbour lists, and ``t_h``, ``p_h`` and ``q_h`` are as in :mod:`salientpp.vip.inclusion`.
         Forwards, with R_h the sum of q_0 to q_h: ``s_h = A^T log(1 - t_h q_{h-1})``, ``p_h = 1 - exp(s_h)``, ``q_h = p_h (1 - R_{h-1})``. Backwards, with

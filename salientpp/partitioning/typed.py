@@ -33,11 +33,11 @@ Fanouts = Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class JointGraph:
-    """The vertices of all types and the edges of all relations as one graph.
+    """Presents the vertices of all types and the edges of all relations as one graph, which a partitioner can read.
 
     Attributes:
         graph: its vertices are the vertices of the first type, then of the second, and so on.
-        first: per type, the joint id of its vertex 0; at the end, the number of all vertices.
+        first: per type, the id that its vertex 0 has in ``graph``; at the end, the number of all vertices.
         place: per relation int64 [E], positions of its edges in ``graph.indices``.
     """
 
@@ -108,7 +108,7 @@ def assign_types(
     batch_size: int,
     row_bytes: Mapping[str | None, int],
 ) -> PartitionAssignment:
-    """Assigns the vertices of all types to K parts, by partitioning the joint graph.
+    """Assigns the vertices of all types to K parts, by partitioning one graph of all types (:class:`JointGraph`).
 
     Args:
         options: decided options. A given assignment has, per type, an integer tensor [N] of parts.
@@ -177,7 +177,7 @@ def number_types(
 
 
 def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
-    """Joins parts per type, integers [N], to the parts of all vertices, int64."""
+    """Checks the parts that the user gave per type, integers [N], and concatenates them in the order of the joint graph, int64."""
     if not isinstance(given, Mapping):
         raise ValueError(
             f"method must be {', '.join(map(repr, METHODS))} or a mapping from node types to tensors of part ids, got {type(given).__name__}"
@@ -208,9 +208,9 @@ def _cut_costs(
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
 ) -> Tensor | None:
-    """Returns the traffic through each edge as int32 [E] in the order of the joint graph; None if no edge has traffic.
+    """Returns edge weights for a partitioner: the expected traffic through each edge, int32 [E] in the order of the joint graph.
 
-    The traffic is scaled to a mean of 10 over the edges with traffic, and clamped to [1, 1000].
+    The traffic is scaled to a mean of 10 over the edges with traffic, and clamped to [1, 1000]. None if no edge has traffic.
     """
     traffic = typed_traffic(typed, start, fanouts, row_bytes)
     total, carrying = sum(float(each.sum()) for each in traffic), sum(int((each > 0).sum()) for each in traffic)

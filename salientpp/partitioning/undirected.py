@@ -1,4 +1,4 @@
-"""Undirected edges of a directed graph, found by sorting integers.
+"""Finds the undirected edges of a directed graph in little memory, by sorting integers.
 
 The edge u -> v is one integer, its **key** ``major * N + minor``. Keys are sorted in place, without index arrays beside them, so that the edges of the
 largest graphs fit into memory. N is below 2^31.5.
