@@ -1,4 +1,4 @@
-"""Host memory for the rows of batches, from a pool that reuses its buffers.
+"""Provides host memory for the rows of batches, from a pool that reuses its buffers.
 
 A new output of tens of megabytes costs more in page faults than copying the rows costs. A buffer returns to the pool when the last tensor that shares
 its memory is gone, views and slices included. So a user who keeps old batches keeps them intact. A new tensor never shares memory with a living one, in
@@ -31,7 +31,10 @@ class _Lease(np.ndarray):
 
 
 class BufferPool:
-    """Reusable host memory for outputs of varying size. Threads may share a pool. A forked child inherits the free buffers. A copy of the pool starts empty."""
+    """Provides memory for tensors of varying size, and reuses it once a tensor is gone.
+
+    Threads may share a pool. A forked child inherits the free buffers. A copy of the pool starts empty.
+    """
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []

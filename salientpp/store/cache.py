@@ -1,4 +1,4 @@
-"""Feature caches: the copies of remote rows that a rank keeps.
+"""Keeps copies of remote rows on a rank, so that batches need not fetch them.
 
 The plan (:mod:`salientpp.vip.policies`) chooses the rows. :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest rows may
 have a second copy on the device. Statistics count both copies as ``cache``.
@@ -111,7 +111,7 @@ def on_device(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TypedFeatureCache:
-    """Copies of remote rows of several vertex types.
+    """Copies of remote rows, as a :class:`FeatureCache` for each of several vertex types.
 
     Attributes:
         by_type: the cache of each type that has cached rows.

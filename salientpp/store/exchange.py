@@ -129,7 +129,7 @@ class PendingRows:
 
 
 class Exchange:
-    """Exchange of rows between the ranks of a group.
+    """Sends and receives counts, ids and rows for the batches of one rank. All ranks of the group call it in the same order.
 
     Args:
         comm: communication between the ranks that serve the parts.

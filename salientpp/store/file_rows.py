@@ -71,7 +71,7 @@ def _mappable(source: RowSource) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Consecutive rows in one file. Row 0 begins at byte ``offset``."""
+    """Tells where consecutive rows lie in a file. The first of them begins at byte ``offset``."""
 
     file: _File
     offset: int

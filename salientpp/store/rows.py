@@ -1,4 +1,4 @@
-"""Sources of feature rows.
+"""Gives rows in memory, in files or in other storage one interface, from which batches take them.
 
 A :class:`RowSource` copies rows, selected by number, into memory that the caller provides. :class:`TensorRows` reads a tensor in memory or in a
 memory-mapped file. For other storage, a user writes a class with the attributes ``shape`` and ``dtype`` and the method ``take``.
@@ -19,7 +19,7 @@ from salientpp.store.thread_groups import in_group, in_pieces
 
 
 class RowSource(Protocol):
-    """Rows of an attribute, which batches take by number. All have one shape and dtype.
+    """Interface of an object that holds the rows of an attribute. Batches take rows by number. All have one shape and dtype.
 
     Users may write their own class. Several threads may call ``take`` at the same time.
 

@@ -16,7 +16,7 @@ from salientpp.store.rows import JoinedRows, RowSource, TensorRows, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """The edges into some vertices, grouped by vertex, in the order of the neighbour lists.
+    """Result of :meth:`TargetLists.into`: the edges into some vertices, grouped by vertex, in the order of the neighbour lists.
 
     Attributes:
         source: int64 [e], global ids.

@@ -45,7 +45,7 @@ class IdSet:
 
 @dataclass(frozen=True, eq=False)
 class Tier:
-    """Rows of one set of vertices, in one kind of memory.
+    """Set of rows in one kind of memory, such as a cache. A batch takes its rows from the first tier that has them.
 
     Attributes:
         name: name under which statistics count the rows that this tier serves.
@@ -121,7 +121,7 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Tiers:
-    """The tiers of one rank, for the vertices of one type.
+    """Finds the rows of one vertex type that a batch needs, in the tiers of one rank.
 
     Attributes:
         book: partition book, which maps ids to owners.

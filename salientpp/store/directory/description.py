@@ -100,7 +100,7 @@ class _Type:
 
 @dataclass(frozen=True, kw_only=True)
 class VertexType(_Type):
-    """One type of vertices.
+    """Describes one type of vertices: its size, the ids that each part owns, and its files.
 
     Attributes:
         name: None in a homogeneous graph.
@@ -146,7 +146,7 @@ class VertexType(_Type):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeType(_Type):
-    """One relation. Its name is (source type, relation, target type), or None in a homogeneous graph.
+    """Describes one relation, a type of edges. Its name is (source type, relation, target type), or None in a homogeneous graph.
 
     Attributes:
         edge_offsets: K + 1 numbers; the lists of part p hold the edges ``edge_offsets[p]`` to ``edge_offsets[p + 1] - 1``. None if the lists of all parts
@@ -187,7 +187,7 @@ class EdgeType(_Type):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Contents of a dataset directory.
+    """Describes the contents of a dataset directory, as its manifest does.
 
     Attributes:
         node_types, edge_types: types in the order of their numbers.

@@ -1,4 +1,4 @@
-"""Files of a dataset directory: checksums, dtypes and memory maps."""
+"""Checks the files of a dataset directory by checksums, and opens their arrays as memory maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of vertices: the number of classes, and the label -1 of unlabelled vertices."""
+"""Counts the classes of labels, and finds vertices that the label -1 marks as unlabelled."""
 
 from __future__ import annotations
 

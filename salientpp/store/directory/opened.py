@@ -1,4 +1,4 @@
-"""A partitioned graph on disk, as one part sees it."""
+"""Reads a partitioned graph from disk on behalf of one part: its rows, neighbour lists, splits and inclusion probabilities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from salientpp.vip.policies import Workload
 
 
 class PartitionedGraph(PygNames):
-    """A partitioned graph on disk, as one part sees it.
+    """A partitioned graph on disk, which loaders and users read for one of its parts.
 
     :func:`load` creates it. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may read
     any part by its number. In a homogeneous graph the single vertex type and the single edge type are named None.

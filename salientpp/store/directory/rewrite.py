@@ -81,7 +81,7 @@ def rewrite_topology(
 
 
 class _Rewriter:
-    """Writes the files of one directory from the files of another. ``old`` and ``new`` describe them."""
+    """Writes the files of the new directory from the files of the directory ``root``, which ``old`` describes."""
 
     def __init__(self, root: Path, old: Description, topology: str, writer: StepWriter, progress: Progress) -> None:
         self._arrays, self._old, self._writer = Arrays(root, read_manifest(root)["files"]), old, writer
@@ -103,7 +103,7 @@ class _Rewriter:
         self._writer.step(name, write)
 
     def _edge_offsets(self) -> dict[EdgeName, list[int]]:
-        """Returns the first edge of each part, K + 1 numbers for every relation of a whole topology."""
+        """Returns, for every relation of a topology that is stored whole, K + 1 numbers: the first edge into each part, then the number of edges."""
         offsets = {}
         for edges in self._old.edge_types:
             indptr = self._open(edges.indptr_file(0))

@@ -29,7 +29,7 @@ from salientpp.suggestions import did_you_mean
 
 
 class Topology:
-    """Neighbour lists and original ids of a dataset directory. All views of a directory share this object."""
+    """Reads the neighbour lists and original ids of a dataset directory. All views of a directory share this object."""
 
     def __init__(self, arrays: Arrays, description: Description) -> None:
         self.arrays, self.description = arrays, description
