@@ -1,4 +1,4 @@
-"""Functions that act on the memory of a tensor or of the process."""
+"""Functions for memory: huge pages for a tensor, a tensor's bytes, and the return of freed memory to the system."""
 
 from __future__ import annotations
 
