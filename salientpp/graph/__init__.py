@@ -1,1 +1,1 @@
-"""Graphs in CSC form, and the readers of PyG's graph objects."""
+"""Holds graphs in CSC form (in-edges grouped by target), and reads them from PyG's graph objects."""

@@ -1,4 +1,4 @@
-"""Graph topology in CSC form.
+"""Holds the topology of a graph in CSC form, from which sampling reads.
 
 A :class:`Graph` holds two arrays: ``indices[indptr[v]:indptr[v + 1]]`` are the sources of the edges into v, the vertices
 that v aggregates from (PyG's ``source_to_target``). A graph is validated once, in its constructor; every later step relies on that.

@@ -1,4 +1,4 @@
-"""Readers of PyG's graph formats: edge lists, sparse matrices and numbers of vertices."""
+"""Reads PyG's graph formats: edge lists, sparse matrices and numbers of vertices."""
 
 from __future__ import annotations
 

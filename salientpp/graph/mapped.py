@@ -1,4 +1,4 @@
-"""Memory-mapped arrays: finds the file behind an array, and releases its pages from this process's memory.
+"""Finds the file behind a memory-mapped array, and releases the array's pages from this process's memory.
 
 Pages that a process has read from a mapped file count as resident until the system needs the memory. Released pages are read again on the next use.
 """

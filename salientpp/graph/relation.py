@@ -1,4 +1,4 @@
-"""Edges between two vertex types, and the reader that makes them from PyG's formats."""
+"""Holds the edges between two vertex types as neighbour lists, and reads them from PyG's formats."""
 
 from __future__ import annotations
 
