@@ -157,7 +157,7 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
 
 
 def storage_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
-    """Returns PyG's storage of a vertex or edge type. If a node type does not exist yet, ``data[type_]`` may return a relation instead."""
+    """Returns PyG's storage of a vertex or edge type. Use it instead of ``data[type_]``, which may return a relation for a missing node type."""
     if isinstance(data, Data):
         return data._store
     return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)

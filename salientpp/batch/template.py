@@ -27,7 +27,7 @@ from salientpp.store.rows import RowSource
 
 
 class DataTemplate:
-    """Template for batches of a ``Data`` or ``HeteroData``.
+    """Builds batches from a ``Data`` or ``HeteroData``.
 
     A batch gets the attributes that the object has when the batch is built, cut to the sample. A batch has every type, even if nothing of it was sampled.
 
@@ -48,7 +48,7 @@ class DataTemplate:
         self._has_own = bool(own)
 
     def contents(self) -> Contents:
-        """Returns the current contents of the object."""
+        """Returns the current contents of the user's ``Data`` or ``HeteroData``."""
         contents = self._contents
         if not contents.is_current():
             self._contents = contents = Contents(self._data, contents)
@@ -87,7 +87,7 @@ class DataTemplate:
 
 
 class StoreTemplate:
-    """Template for batches of PyG's ``FeatureStore`` and ``GraphStore``. It makes the same batch as PyG, and also adds edge attributes.
+    """Builds batches from PyG's ``FeatureStore`` and ``GraphStore``. They are the same as PyG's, and also have edge attributes.
 
     An attribute in an edge type's group belongs to the edges of that type. In a homogeneous graph, the number of rows
     decides whether any other attribute belongs to vertices or to edges, as in a ``Data``.
@@ -186,7 +186,7 @@ class StoreTemplate:
 
 @dataclass(frozen=True, eq=False)
 class PartitionTemplate:
-    """Template for batches of a partitioned graph.
+    """Builds batches from a partitioned graph.
 
     Attributes:
         edge_rows: by edge type (None in a homogeneous graph), attribute name -> rows of the edges that this host holds, in the order of the graph's edge ids.
