@@ -1,1 +1,1 @@
-"""Vertex inclusion probabilities, and the policies that rank rows by them."""
+"""Computes the probability that a batch needs each vertex (VIP), and plans caches by it."""

@@ -26,7 +26,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, eq=False)
 class ListPiece:
-    """Neighbour lists of one relation, for a range of its targets.
+    """Piece of the graph's neighbour lists that is summed at once: the lists of one relation, for a range of its targets.
 
     Attributes:
         number: position of the relation among the graph's edge types.

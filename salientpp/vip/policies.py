@@ -1,4 +1,4 @@
-"""Cache policies, and the plan of the remote rows that a part caches.
+"""Plans which remote rows a part caches, by the scores of a cache policy.
 
 A policy scores every vertex for one part. The cache plan takes the remote vertices with the highest scores, up to
 ``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in one table.

@@ -1,4 +1,4 @@
-"""Inclusion probabilities of batches whose vertices share their random numbers, and of blocks of such batches.
+"""Computes the inclusion probabilities of batches whose vertices share their random numbers, and of blocks of such batches.
 
 With ``shared_draws='batch'``, every vertex u has one number r in a batch, uniform on [0, 1]. An expanded vertex v draws u if r is among the f
 smallest of its d(v) neighbours' numbers. So given r, v draws u with probability
