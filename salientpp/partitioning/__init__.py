@@ -1,1 +1,1 @@
-"""Assignment of vertices to parts, and numbering of vertices."""
+"""Assigns vertices to parts, and numbers the vertices of each part."""

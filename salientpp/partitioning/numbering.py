@@ -43,7 +43,7 @@ class Numbering:
 
 @dataclass(frozen=True, eq=False)
 class VipNumbering(Numbering):
-    """A numbering, with the inclusion probabilities under the new ids.
+    """New ids of vertices, and the inclusion probabilities of the vertices in the order of these ids.
 
     Attributes:
         vip: float32 [K, N], inclusion probabilities of each part's batches, seeds not counted.
