@@ -1,7 +1,7 @@
 """Plans which remote rows a part caches, by the scores of a cache policy.
 
 A policy scores every vertex for one part. The cache plan takes the remote vertices with the highest scores, up to
-``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in one table.
+``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in two tables, for one vertex type and for several.
 
 Over several vertex types, the budget is in bytes: ``α / K`` times the bytes of all rows that may travel. Vertices are then ranked by score per byte,
 so wide rows of one type compete with narrow rows of another. With one type, the budgets in rows and in bytes give the same plan.
