@@ -86,8 +86,8 @@ class CheckedCall:
 
         Args:
             evaluates: True calls it in evaluation mode.
-            change: relative change of all parameters and inputs.
-            pattern: number >= 1 that decides how much each element changes.
+            change: relative change of all parameters and inputs, to measure how sensitive the results are; 0: none.
+            pattern: number >= 1; each number spreads the change over the elements in another way.
         """
         with rehearsal(self.model, self.args, self.kwargs) as effects:
             if evaluates:
@@ -148,9 +148,9 @@ class CheckedCall:
         return Fault(max(faults) * eps, evaluates, expected)
 
     def corrected(self, plan: TrimPlan, fault: Fault) -> tuple[TrimPlan | None, str]:
-        """Gives all rows to as few of the first layers as remove the fault.
+        """Finds a plan that removes ``fault``: its first layers get all rows, as few of them as possible.
 
-        Returns the plan (None: no number of layers does), and the path of the last layer that gets all rows.
+        Returns the plan, and the path of the last layer that gets all rows. The plan is None if no such plan removes the fault.
         """
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
@@ -273,7 +273,7 @@ def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> 
 
 @contextlib.contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Switches dropout of message-passing layers off: trimmed layers order edges differently, so would drop others."""
+    """Switches dropout inside message-passing layers off, for comparisons: a trimmed layer would drop other edges, as it orders them differently."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for conv in model.modules():
         if isinstance(conv, MessagePassing):
@@ -287,7 +287,10 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
 
 class SameNumbers(NotedDispatch):
-    """Seeds the generator before each random operation, so that the first rows get equal numbers in both models."""
+    """Makes a trimmed and a plain model draw equal random numbers for the rows that both have.
+
+    It seeds the generator before each random operation. The trimmed model has the first rows of the plain one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,5 +327,5 @@ _NORMAL = frozenset(["aten::randn", "aten::randn_like", "aten::normal_"])
 
 
 def first_of(sequence: Sequence[str], other: Sequence[str]) -> str:
-    """Compares two sequences of function names. Returns the first name of ``sequence`` that differs."""
+    """Compares two sequences of function names, for a warning. Returns the first name that differs, "" if none does."""
     return next((a or b for a, b in itertools.zip_longest(sequence, other) if a != b), "")

@@ -1,8 +1,8 @@
 """Provides the products of :mod:`salientpp.nn.products` with torch's own operations, for any device and dtype.
 
-Shapes and arguments are the same as in that module, which checks them. Floats of 16 bits are added up in float32. Sums without a weight per head are
-sparse matrix products. Their backward uses the edges grouped by source. Autograd differentiates all other products, which store one value per edge
-and column.
+Shapes and arguments are the same as in that module, which checks them. Floats of 16 bits are added up in float32. A sum or mean of floats with at
+most one weight per edge is a sparse matrix product, whose backward uses the edges grouped by source. Autograd differentiates all other products, which
+store one value per edge and column.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _SparseSum(torch.autograd.Function):
 
 
 def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the edges from the first ``num_sources`` to the first ``num_targets``, as :attr:`EdgeLists.by_source` does for all edges."""
+    """Groups the edges into the first ``num_targets`` targets by source, for a backward. Returns the same three tensors as :attr:`EdgeLists.by_source`."""
     indptr, target, place = lists.by_source
     if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
         return indptr, target, place

@@ -13,7 +13,7 @@ from salientpp.nn.unchanged import is_plain
 
 
 def _is_autocast(x: Tensor) -> bool:
-    """Returns True if torch rounds matrix products to 16 bits, which depends on their order."""
+    """Returns True under autocast. Reordered products then give other results, because torch rounds each to 16 bits."""
     return torch.is_autocast_enabled(x.device.type)
 
 

@@ -1,9 +1,9 @@
 """Computes the products of :mod:`salientpp.nn.products` with compiled kernels, on the CPU. That module checks the arguments.
 
 A backward visits the edges grouped by source, so it needs no atomic additions. The gradient of a product is another product, because each is linear
-in its rows and weights. So gradients of any order come from the same kernels. Only second gradients of extremes and softmax are composed of several
-products, and those of additive scores of torch's operations. Each product saves its own arguments for the backward, never copies of them, because copies
-have no graph.
+in its rows and weights. So gradients of any order come from the same kernels. Second gradients have two exceptions: extremes and softmax combine several
+products, and additive scores use torch's operations. Each product saves its own arguments for the backward, never copies of them, because autograd could not
+differentiate through copies.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Unused:
 
 
 class _Linear(torch.autograd.Function):
-    """Linear function of rows, given with its transpose, which computes the gradient."""
+    """Applies a linear function to rows. The caller also gives its transpose, with which the backward computes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: RowFunction, transpose: RowFunction) -> Tensor:
@@ -136,7 +136,10 @@ def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str
 
 
 class _Sum(torch.autograd.Function):
-    """Sums rows times weights of edges: rows of sources for each target, or with ``back`` rows of targets for each source. Each is the other's gradient."""
+    """Sums rows times weights of edges, over the sources of each target; with ``back``, over the targets of each source.
+
+    The backward of either sum computes the gradient of its rows as the other sum.
+    """
 
     @staticmethod
     def forward(
@@ -229,7 +232,7 @@ class _Extreme(torch.autograd.Function):
 
 
 def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
-    """Returns the gradient [E', ...] of ``values`` from the gradient ``grad`` of their extremes ``out``; differentiable in ``grad``."""
+    """Passes the gradient ``grad`` of the extremes ``out`` back to the edges' ``values``. Returns [E', ...], differentiable in ``grad``."""
     with torch.no_grad():
         is_extreme = (values == take_targets(lists, out, num_targets)).to(values.dtype)
         ties = reduce_edges(lists, is_extreme, num_targets, "sum")

@@ -1,4 +1,7 @@
-"""Runs one call of a layer on the needed rows only. It cuts the arguments, computes products over lists of edges, and replaces PyG's helper functions."""
+"""Runs one call of a layer on the needed rows only.
+
+It cuts the arguments, computes products over edges grouped by target, and replaces PyG's helper functions.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ class LayerCall:
             self.arguments[name] = value
 
     def _edges(self, given: BatchEdges, number: int) -> Tensor:
-        """Cuts the batch's ``edge_index`` to its first ``number`` edges. :meth:`_lists_of` finds their lists later."""
+        """Cuts the batch's ``edge_index`` to its first ``number`` edges. Remembers it, so that :meth:`_lists_of` can return its edges by target."""
         return self._know(given.plain()[:, :number], self.hops.lists(self.relation))
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
@@ -291,7 +294,7 @@ class LayerCall:
         return helpers
 
     def _looped(self) -> Tensor:
-        """Returns a placeholder for ``edge_index`` with self-loops. Products use the grouped edges instead."""
+        """Returns an empty tensor that stands for an ``edge_index`` with self-loops. Products use the edges grouped by target instead."""
         lists = self._of_batch(self_loops=True)
         return self._know(torch.empty((2, 0), dtype=torch.int64, device=self._device), lists)
 
@@ -353,7 +356,10 @@ class LayerCall:
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
 
     def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
-        """Returns the grouped edges for an ``edge_index``. If gradients are needed, asks the sampler to group later batches by source too."""
+        """Returns the edges of an ``edge_index`` grouped by target, or None if it is unknown.
+
+        If gradients are needed, it asks the sampler to group later batches by source too.
+        """
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
             self.hops.asked.add((self.relation, lists.edge is not None, True))
@@ -432,7 +438,10 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Gives all self-loops of a vertex the gradient of the last one's weight, as PyG does. Values of ``own`` stay."""
+    """Makes autograd give equal gradients to the weights of all self-loops of a vertex, as PyG does.
+
+    PyG uses only the last loop's weight. ``own`` has the weights of the grouped edges; the result has the same values.
+    """
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)
@@ -445,7 +454,7 @@ def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_ind
 def _symmetric(
     lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None, edge_index: Tensor
 ) -> Tensor:
-    """Returns each edge's weight / sqrt(degree of source * degree of target), [places]."""
+    """Returns GCN's edge weights, weight / sqrt(degree of source * degree of target), [E] in the order of ``lists``."""
     number = lists.indptr.numel() - 1
     if weight is None:
         # Without weights, PyG ignores the fill value.

@@ -160,9 +160,13 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
 def product_of(
     form: tuple[str | None, str] | None, given: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor | None, str] | None:
-    """Returns what a layer of a :func:`linear_form` multiplies, from the arguments of its ``propagate``; None if this is no product of rows.
+    """Returns the operands of a layer's aggregation as a sparse matrix product; None if it is no such product.
 
-    That is the rows of sources, the weights of the edges or None, and the reduction.
+    The operands are the rows of sources, the weights of the edges (or None) and the reduction.
+
+    Args:
+        form: result of :func:`linear_form` for the layer.
+        given: arguments of the layer's ``propagate``.
     """
     source = pair_of(given.get("x"))[0]
     if form is None or not isinstance(source, Tensor) or not source.is_floating_point():
@@ -171,7 +175,10 @@ def product_of(
 
 
 def reduction_of(conv: MessagePassing, is_unchanged: bool = False) -> str | None:
-    """Returns a layer's reduction of messages, "sum", "mean", "max" or "min", or None for anything else."""
+    """Returns a layer's reduction of messages, "sum", "mean", "max" or "min", or None for anything else.
+
+    ``is_unchanged``: the caller knows that the user has not changed the layer.
+    """
     kind = type(conv)
     if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
         return None
@@ -246,7 +253,7 @@ def remove_hooks(module: torch.nn.Module, functions: Collection[Any]) -> None:
 
 
 def uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yields replacements that switch off the cache (``cached=True``) of a layer with the attributes ``own``. It may hold another graph's values."""
+    """Yields replacements that switch off a layer's cache (``cached=True``), which may hold another graph's values. ``own``: the layer's attributes."""
     for name, kept in [*own.items()]:
         if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
             yield own, name, False if name == "cached" else None
@@ -272,7 +279,7 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
 
 
 def overridden_callers(kind: type, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns the methods of PyG that call functions in ``names`` and that ``kind`` overrides, as (method, PyG's class)."""
+    """Returns the methods of PyG that call functions in ``names``, but that the subclass ``kind`` overrides, as (method, PyG's class)."""
     return [
         (name, base.__name__)
         for base, name, _, _ in _callers(cast(Any, kind), frozenset(names))

@@ -140,7 +140,11 @@ def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[st
     reason="a batch with sums is computed outside compiled code; leave fullgraph=True or partial_aggregation out"
 )
 def _open(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Marked]) -> Any:
-    """Prepares a layer's forward() on a batch with sums. Returns its arguments without marks if the layer needs plain tensors, else None."""
+    """Prepares a layer's forward() on a batch with sums.
+
+    ``given`` are the arguments of the class :class:`Marked`, which tell that they belong to the batch. Returns all arguments as plain tensors if the
+    layer needs them so, else None.
+    """
     setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
     if _PROPAGATE not in vars(conv):
         setattr(conv, _PROPAGATE, functools.partial(_run_eagerly, conv.propagate))

@@ -1,8 +1,8 @@
 """Checks that a model over a batch with sums computes what the plain model computes.
 
 The batch lacks the rows that its sums replace: they are on other ranks. Without these sums, it is a smaller batch,
-whose rows are all here. The check makes a second form of it, in which new sums replace half of the vertices that
-sampling found last. The seeds' outputs and all gradients must agree between both forms. No rank needs another.
+whose rows are all here. From it, the check makes a second batch, in which new sums replace half of the vertices that
+sampling found last. The seeds' outputs and all gradients must agree between both batches. So a rank can check alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _ATTRIBUTE = "_salientpp_merged"
 
 
 class _State:
-    """Remembers when a model was checked: calls per combination of modes and plain arguments, and its attributes."""
+    """Remembers what decides whether a model must be checked again: its attributes, and the number of calls.
+
+    Calls are counted for each combination of modes and plain arguments.
+    """
 
     attributes: Attributes
 
@@ -123,7 +126,7 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
 
 @dataclass
 class _Trial(CheckedCall):
-    """Calls a model, and returns its results without tensors that it only passes through, for a comparison."""
+    """Calls a model for a comparison. Its results leave out tensors that the model returns as it got them."""
 
     def results(self, effects: Any, out: Any, draws: int) -> Results:
         (seeds, _) = self.hops.num_nodes[None]
@@ -133,7 +136,10 @@ class _Trial(CheckedCall):
 
 @dataclass
 class _Both(_Trial):
-    """Calls a model on the smaller batch with all rows; or, given a ``context``, on its form with sums. So :class:`CheckedCall` can compare the two."""
+    """Lets :class:`CheckedCall` compare a batch with all rows with the same batch with sums.
+
+    A call without a ``context`` gets all rows. A call with a ``context``, which would be the trimmed one, gets the sums.
+    """
 
     other: CheckedCall
 
@@ -142,7 +148,7 @@ class _Both(_Trial):
 
 
 def _computed(value: Any, given: set[Any], seeds: int) -> Any:
-    """Prepares an output for a comparison: removes marks, and the tensors that the caller had ``given``."""
+    """Prepares an output for a comparison: makes its tensors plain, and removes those whose storages are in ``given``, the caller's."""
     if isinstance(value, Tensor):
         if key_of_storage(value) in given:
             return None
@@ -161,12 +167,12 @@ def _computed(value: Any, given: set[Any], seeds: int) -> Any:
 
 @dataclass(eq=False)
 class _Halves:
-    """Two forms of one batch that must give equal results: with all rows, and with sums in place of some rows.
+    """Two versions of one batch that must give equal results: with all rows, and with sums instead of some rows.
 
     Attributes:
-        delivered: facts about the batch as it came, and its sums, which neither form has.
-        marked: facts about the second form, and its sums.
-        keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the second form keeps.
+        delivered: facts about the batch as it came, and its sums, which neither version has.
+        marked: facts about the second version, and its sums.
+        keeps_vertex, keeps_edge: masks [number], [e] of the vertices and edges that the second version keeps.
     """
 
     delivered: Delivered
@@ -180,7 +186,7 @@ class _Halves:
 
     @classmethod
     def of(cls, edges: Marked, x: Tensor, weight: Tensor | None) -> _Halves | None:
-        """Makes both forms from rows ``x`` [number, ...] and weights [e] of edges; None if no rows can be summed."""
+        """Makes both versions from rows ``x`` [number, ...] and weights [e] of edges; None if no rows can be summed."""
         delivered, plain = edges.delivered, edges.plain()
         earlier = ([0, *delivered.edges_to])[len(delivered.edges_to) - 1]
         known = [plain[1].new_tensor([delivered.seeds]), plain[1] + 1, plain[0, :earlier] + 1]
@@ -204,7 +210,7 @@ class _Halves:
         return cls(delivered, marked, keeps, keeps_edge)
 
     def merged(self, value: Any) -> Any:
-        """Returns a model's argument in the form with sums: marked, and without the rows that sums replace."""
+        """Returns a model's argument for the version with sums: without the rows that sums replace."""
         if isinstance(value, Marked):
             rows = self._cut(value.plain(), value.role)
             return mark(rows, self.marked, value.role, value.level, given=value.is_given)
@@ -214,7 +220,7 @@ class _Halves:
         return self._numbers_left(value) or _mapped(self.merged, value)
 
     def _numbers_left(self, value: Any) -> Any:
-        """Returns numbers of vertices or edges per hop for the form with sums, given the batch's; else None."""
+        """Adapts a list of the batch's numbers of vertices or edges per hop to the version with sums. None for other values."""
         if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
             return None
         if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:

@@ -71,7 +71,7 @@ class Planned:
         return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: TrimPlan, functions: tuple[str, ...]) -> None:
-        """Extends this plan by ``plan`` of a call with ``functions`` in another order. It then holds for both calls."""
+        """Extends this plan, so that it also holds for a call with the rows of ``plan`` and with other ``functions`` between the layers."""
         if self.plan is None or self.functions is None:
             return
         same = [call.layer for call in plan] == [call.layer for call in self.plan]
@@ -128,7 +128,7 @@ class Attributes:
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Attributes of each module of a user's class, and a copy of those attributes that torch's ``Module`` lacks."""
+        """Attributes of each module of a user's class: all of them, and a copy of those that ``torch.nn.Module`` itself does not have."""
         return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
 
     def are_of(self, model: torch.nn.Module) -> bool:
@@ -192,9 +192,10 @@ def _is_plain(value: Any) -> bool:
 
 
 class Before:
-    """State of a model before a call, to repeat the call. It holds the states of random number generators, and the
-    buffers and the contents of attributes and arguments. It does not copy large tensors. Their version counters tell
-    whether the call has written to them.
+    """State of a model before a call, so that the call can be repeated.
+
+    It holds the states of random number generators, the buffers, and the contents of attributes and arguments. It does not copy large
+    tensors. Their version counters tell whether the call has written to them.
     """
 
     def __init__(

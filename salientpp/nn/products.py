@@ -1,4 +1,6 @@
-"""Provides the products of message passing over edges that are grouped by target. Each is differentiable any number of times.
+"""Provides the products of message passing: gathers, reductions, softmax and scores over edges that are grouped by target.
+
+Each product is differentiable any number of times.
 
 All functions take a batch's :class:`EdgeLists` and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
 ``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge, unless such

@@ -60,11 +60,17 @@ def record(
     kwargs: dict[str, Any],
     refuse_number: Callable[[], None] | None = None,
 ) -> Recorded:
-    """Calls a model and returns the plan that the call shows, for the batches of a loader. ``frame`` is the Python frame that calls the model,
-    and ``refuse_number`` is as in :class:`~salientpp.nn.trace.Recorder`.
+    """Finds the rows that each layer needs, by one call of the model. Returns the plan.
 
     The call is like any other: with gradients where they are enabled, and with the model's hooks. Its effects are undone only within
     :func:`~salientpp.nn.rehearsal.rehearsal`.
+
+    Args:
+        hops: hops of the batch.
+        norms_are_row_wise: True treats normalisations between layers as if they computed each row separately.
+        frame: the Python frame that calls the model.
+        args, kwargs: arguments of the model.
+        refuse_number: as in :class:`~salientpp.nn.trace.Recorder`.
     """
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame, refuse_number)
     keep_hops = functools.partial(recorder.propagate, length=0)

@@ -95,7 +95,7 @@ class Rehearsal:
 
 
 class _OwnTensors:
-    """Makes autograd save tensors as they are, inside the context, although the caller installed saving hooks."""
+    """Bypasses the caller's ``saved_tensors_hooks`` inside the context, so that a trial call does not run them."""
 
     def __enter__(self) -> None:
         note(self._remove)
@@ -122,7 +122,7 @@ class _StandIns:
         self._seen: set[int] = set()
 
     def of(self, value: Any) -> Any:
-        """Returns a value with stand-ins for its tensors. Containers stay the same objects, except tuples."""
+        """Replaces the tensors in a value by stand-ins, and returns it. Containers stay the same objects, except tuples."""
         if isinstance(value, Tensor):
             return self._tensor(value) if value.is_floating_point() or value.is_complex() else value
         if type(value) is tuple:

@@ -61,7 +61,7 @@ LEADING: list[Rule] = []
 
 
 def pointwise(op: Operation) -> bool:
-    """Handles elementwise operations with broadcasting. Rows stay rows if no argument has more dimensions than the followed ones."""
+    """Handles elementwise operations. They are row-wise unless broadcasting adds dimensions to an argument whose rows are followed."""
     tensors = list(tensors_of(op.out))
     return op.keeps_rows() and all(each.dim() == tensor.dim() for tensor in tensors for each in op.given)
 
@@ -125,7 +125,7 @@ def _sum_of_product(op: Operation) -> bool:
 
 
 def _repeat(op: Operation) -> bool:
-    """Handles repetition along dimensions that do not count rows."""
+    """Handles ``repeat``, which is row-wise if it repeats no rows, only later dimensions."""
     return op.out.dim() == op.given[0].dim() and op.named["repeats"][0] == 1 and op.keeps_rows()
 
 

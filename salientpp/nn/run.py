@@ -181,7 +181,12 @@ class TrimmedRun(Noted, TorchFunctionMode):
             self._is_inside = before
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
-        """Cuts tensors with rows of the batch to the smallest number of rows among them, so that they can be combined."""
+        """Cuts an operation's tensors to equally many rows of the batch, so that they can be combined. Returns the new arguments.
+
+        Args:
+            numbers: a tensor has rows of the batch if its number of rows is one of these.
+            same_ndim: only tensors with the most dimensions are cut.
+        """
         rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
         ndim = max((each.dim() for each in rows), default=0)
         counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}

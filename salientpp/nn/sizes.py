@@ -1,4 +1,4 @@
-"""Numbers of rows that a model reads from tensors whose rows are followed, and what it does with them.
+"""Finds out what a model does with a number of rows that it reads, as with ``h.size(0)``.
 
 A trimmed model has fewer rows than the plain one. A number of rows that gives a tensor its shape does no harm. A number that becomes a value, as in
 ``h / h.size(0)``, needs all rows.
@@ -27,7 +27,10 @@ class Reading:
 
 
 class RowCount(int):
-    """Number computed from a number of rows. A use other than for shapes is reported to ``harm``, and before to ``refuse`` if given, which may raise."""
+    """Number of rows, or a number computed from it, that reports how the model uses it.
+
+    Use in a shape, or a comparison for equality, does no harm. For other uses, it calls ``refuse`` (if given), which may raise, and then ``harm``.
+    """
 
     readings: tuple[Reading, ...]
     harm: Callable[[int], None]

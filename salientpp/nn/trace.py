@@ -112,7 +112,7 @@ class Recorder(NotedDispatch):
 
     @property
     def is_suspended(self) -> bool:
-        """True while operations are ignored."""
+        """True while the recorder ignores operations, as it does inside ``propagate``."""
         return self._suspended > 0
 
     @property
@@ -174,7 +174,10 @@ class Recorder(NotedDispatch):
 
     @_unseen
     def propagate(self, inputs: Any, run: Callable[[], Any], length: int = 1) -> Any:
-        """Runs a function from rows of sources to rows of targets, over ``length`` hops. With 0 hops, to rows of edges, or to the same rows."""
+        """Runs a function that computes rows of targets from rows of sources, ``length`` hops away. Records that it does.
+
+        With 0 hops, the function computes rows of edges, or each row from the same row.
+        """
         found = self._nodes_of(inputs)
         found = 1 << self._new_node(length, found) if length else found
         out = self.unseen(run)
@@ -222,7 +225,7 @@ class Recorder(NotedDispatch):
             count.need_all()
 
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs a module inside a layer. If it mixes rows of edges, as norms do, the layer needs all edges."""
+        """Runs a module inside a layer, and records whether it mixes rows of edges, as norms do. The layer then needs all edges."""
         if not self.is_inside:  # it is used between layers too
             return run()
         with Replaced([(vars(self), "_parts", self._parts + 1)]):
@@ -249,7 +252,10 @@ class Recorder(NotedDispatch):
             self._suspended -= 1
 
     def plan(self, out: Any, trusts_readings: bool = False) -> TrimPlan:
-        """Returns the plan of a model that returned ``out``. Unknown uses of row counts need all rows, unless ``trusts_readings``."""
+        """Returns the plan of a model that returned ``out``.
+
+        If it is unknown how the model used a number of rows, the plan needs all rows there, unless ``trusts_readings``.
+        """
         self.see_gradients(out)
         for reading in self._readings:
             if not reading.is_used and not trusts_readings:

@@ -244,12 +244,12 @@ def _begin(trimmed: Trimming, frame: Any) -> None:
 
 
 def _is_followed() -> bool:
-    """Returns True if torch traces this thread's operations by a method that kernels of products do not support."""
+    """Returns True inside ``torch.compile``, ``torch.jit.trace`` or forward-mode autograd, where a model must run untrimmed."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
 def _planned(trial: CheckedCall, trimmed: Trimming, key: Any, has_changed: bool, frame: Any) -> Planned:
-    """Makes the plan of a call if there is none or the model has changed, and compares it if that is due."""
+    """Returns the plan of a call. Makes it if there is none or the model has changed, and compares it with the plain model if that is due."""
     model, planned = trial.model, trimmed.plans.get(key)
     row_wise = trimmed.norms == "needed rows"
     checks = trimmed.check and not row_wise
@@ -290,7 +290,10 @@ def _planned(trial: CheckedCall, trimmed: Trimming, key: Any, has_changed: bool,
 
 
 def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Results, TrimPlan]:
-    """Records a call. Returns a plan that ignores unknown uses of row counts, the plain results, and a safe plan."""
+    """Records a call. Returns a plan, the plain model's results, and a safe plan.
+
+    If the call uses a number of rows in an unknown way, the safe plan takes all rows. The first plan assumes that the use does no harm.
+    """
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
@@ -302,7 +305,7 @@ def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Re
 def _right_plan(
     trial: CheckedCall, plan: TrimPlan, safe: TrimPlan, expected: Results | None, calls: int
 ) -> TrimPlan | None:
-    """Returns ``plan``, ``safe`` or one with more rows: the first that gives plain results. Else None. May warn."""
+    """Returns the first plan that gives the plain model's results: ``plan``, ``safe``, or with a warning one with more rows. Else None."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:
@@ -370,7 +373,10 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
 
 
 def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]) -> Any:
-    """Repeats a call with all rows after unknown operations, and returns its output. The plan then allows them."""
+    """Repeats a call with all rows, because it ran operations that its plan does not know. Returns the output.
+
+    It also extends the plan, so that later calls may run these operations.
+    """
     trimmed, planned, hops = getattr(model, TRIMMING), running.planned, running.run.hops
     name, other = type(model).__name__, first_of(functions, min(planned.functions or [()], key=len))
     trimmed.plans.pop(running.key, None)
@@ -403,7 +409,7 @@ def trimming_of(model: torch.nn.Module) -> Trimming | None:
 
 
 def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the facts about a call on which its plan depends, where several ranks make the call together on rows of their own.
+    """Returns the facts on which the plan of a call depends, if several ranks make the call together, each with its own rows.
 
     Returns:
         A key that is equal on all ranks, and the numbers among this rank's arguments as text. The text is empty on all ranks or on none. A tensor with
@@ -439,7 +445,7 @@ def _key(
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:
-    """Returns what a model may branch on in an argument's value. Arguments with equal results share a plan.
+    """Returns those facts about an argument that a model's control flow may depend on. Calls with equal facts share a plan.
 
     A bool, str or None gives itself, and so does a number with ``has_numbers``. A tensor gives facts, a container the
     results of its items, and any other value its type.
@@ -455,7 +461,7 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
 
 
 def _choice_inside(value: Any) -> Any:
-    """Returns :func:`_choice` of an item in a container. Leaves out a tensor's value, and numbers that may be sizes."""
+    """Returns :func:`_choice` of an item in a container. Leaves out a tensor's value, and large numbers, as they may be sizes."""
     is_large = isinstance(value, Tensor) or (_is_number(value) and not abs(value) < _MAX_CHOICE)
     return _choice(value, has_numbers=not is_large)
 

@@ -176,7 +176,7 @@ def _change_of_part(part: torch.nn.Module) -> str | None:
 
 @functools.cache
 def _names(kind: Any) -> frozenset[str]:
-    """Returns the names of the methods by which a layer passes messages."""
+    """Returns the names of all methods of a layer's class, except those that cannot change how the layer passes messages."""
     bases = kind.__mro__[: kind.__mro__.index(MessagePassing) + 1]
     found = {name for base in bases for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
     return frozenset(name for name in found if not name.startswith(("__", "register_"))) - _HARMLESS

@@ -127,7 +127,10 @@ class Noted:
 
 
 class NotedDispatch(Noted, _python_dispatch.TorchDispatchMode):
-    """Dispatch mode that calls ``_dispatch(func, args, kwargs)`` for each operation. Functions that this method calls are none of the model's."""
+    """Dispatch mode that calls ``_dispatch(func, args, kwargs)`` for each operation.
+
+    Function modes, which record what the model calls, do not see the functions that ``_dispatch`` calls.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
