@@ -46,14 +46,14 @@ class Call:
         names: 'edge_weight' and 'edge_attr' -> name of the edge attribute, or None.
         options: options for the engines.
         scratch, memory: as in :func:`inference`.
-        number: number of the current layer, counted from 0.
+        number: position of the current layer in the network, from 0.
         stats: statistics of the engine of each finished layer that ran in batches.
-        pushed: numbers of the layers that ran as products.
+        pushed: positions of the layers that ran as a :class:`~salientpp.layerwise.products.Product`, not in batches.
         present: rows of the part after the previous layer; empty before the first layer.
         following: rows of the part after the current layer.
         kept: rows of the part after each finished layer, if the network joins them at the end.
         uses: the result of :meth:`count_uses`; None before its first call.
-        places: the edges into the vertices of this rank's batches, for layers that run as products; None before the first such layer.
+        places: for layers that run as a ``Product``, the edges into the vertices of this rank's batches; None before the first such layer.
         lists: the neighbour lists of the part's vertices, with the edge attributes that layers take, named 'edge_weight' and 'edge_attr'.
 
     Attributes that are set with the first engine:
@@ -61,8 +61,8 @@ class Call:
         num_vertices: number of vertices of the whole graph, N.
         begin: the first global id of the part.
         ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        files: with ``out``, number of each part on disk that this rank serves -> range [first, last) of its rows in :attr:`following`.
-        same: name -> value that must be equal on all ranks.
+        files: parts on disk whose rows this rank writes to ``out``: number of the part -> range [first, last) of its rows in :attr:`following`.
+        same: values that the ranks compare, because they must be equal on all: name -> value.
     """
 
     model: Any
@@ -110,7 +110,7 @@ class Call:
 
     @property
     def most_memory(self) -> int:
-        """Limit in bytes for sums and blocks of rows together, if rows of layers are in files. Checks ``memory``."""
+        """Most bytes that sums and blocks of rows may take together, if layers keep their rows in files. Raises ValueError if ``memory`` is wrong."""
         amount = MEMORY if self.memory is None else as_amount(self.memory)
         if not isinstance(amount, int) or amount < 1:
             raise ValueError(f"memory must be a number of bytes or text such as '2GiB', got {self.memory!r}")
@@ -127,7 +127,7 @@ class Call:
         return mapped_rows(self.scratch, shape, dtype)
 
     def count_uses(self) -> Tensor:
-        """Returns the scores by which rows are cached: see :func:`count_transfers_saved`. It counts only once."""
+        """Returns the scores by which the cache chooses rows, from :func:`count_transfers_saved`. Only the first call counts; later calls return the result."""
         if self.uses is None:
             self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
         return self.uses
@@ -163,7 +163,7 @@ class Call:
         self.progress.advance()
 
     def prepare(self, source: BatchSource, held: PartitionedGraph | None) -> None:
-        """Finds the layers, their edge attributes and the batches of the part, and tries the layers out. It does not communicate.
+        """Prepares the inference on this rank: finds the layers, their edge attributes and the part's batches, and tries the layers. Not collective.
 
         ``held`` is the view whose part has this rank's rows; None for a ``Data``.
         """
@@ -213,7 +213,7 @@ class Call:
         }  # fmt: skip
 
     def meet(self, source: BatchSource) -> None:
-        """Gets the degrees of other parts' vertices. Collective."""
+        """Gets the degrees of other parts' vertices from their owners, for layers that divide by degrees. Collective."""
         found = self.normalisation
         if found.kinds and source.travelling:
             # Its traffic is no batch's.
@@ -246,7 +246,7 @@ class Call:
 
 
 def _places_of_parts(held: PartitionedGraph, part_id: int) -> dict[int, tuple[int, int]]:
-    """Returns the parts on disk that form part ``part_id`` of a view, with the range of each part's rows in it."""
+    """Finds the parts on disk that are joined in part ``part_id`` of ``held``. Returns, for each, the range of its rows in the joined part."""
     parts, book = range(held.offsets[part_id], held.offsets[part_id + 1]), held.whole.book
     begin = book.range_of(parts.start)[0]
     return {part: (first - begin, last - begin) for part in parts for first, last in [book.range_of(part)]}

@@ -50,7 +50,10 @@ from salientpp.store.rows import RowSource, empty_rows
 
 
 class LayerRun:
-    """Runs one layer over all vertices of a part, as a product or in batches. ``sampler`` is the sampler of a ``Data``; None for a partitioned graph."""
+    """Runs one layer over all vertices of a part, as a :class:`Product` or in batches.
+
+    ``sampler`` is the sampler of a ``Data``; None for a partitioned graph.
+    """
 
     def __init__(self, call: Call, sampler: NeighborSampler | None) -> None:
         self._call = call
@@ -89,7 +92,10 @@ class LayerRun:
         return engine_together(basis, ways, "run a layer")
 
     def _agree_on_product(self, source: BatchSource) -> tuple[Product | None, int]:
-        """Returns the layer as a product, or None if it runs in batches, and the largest number of fetches of a rank. Collective."""
+        """Decides, equally on all ranks, whether the layer runs as a :class:`Product` or in batches. Collective.
+
+        Returns the product, or None for batches; and the number of fetches of the rank with the most.
+        """
         facts, product, call = [0, 0, 0, 0], None, self._call
         split = call.network.layers[call.number].split
         if split is not None:
@@ -140,7 +146,10 @@ class LayerRun:
         return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.same}), options)
 
     def _open(self, sampler: NeighborSampler | None, options: Options) -> tuple[BatchSource, PartitionedGraph | None]:
-        """Opens the data that batches are drawn from, and the view of it whose part has this rank's rows. Every vertex of the part is a seed."""
+        """Opens the data that the layer reads. Every vertex of this rank's part is a seed.
+
+        Also returns the view of a partitioned graph whose part has this rank's rows; None for a ``Data``.
+        """
         data = self._call.data
         if sampler is not None:
             nodes = torch.arange(data.num_nodes, device="cpu")
@@ -154,7 +163,7 @@ class LayerRun:
         return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None), held
 
     def _reporting(self) -> AbstractContextManager[object]:
-        """Wraps a collective action. An error on this rank is reported to the others."""
+        """Wraps a collective action, so that an error on this rank is reported to the others and they do not wait."""
         return self._comm.reporting("run a layer")
 
     # --- the layer ------------------------------------------------------------------------------------------

@@ -63,9 +63,9 @@ class Layer:
     Attributes:
         conv: (rows, edge_index) -> rows.
         before, after: functions of single rows that run before and after ``conv``, in this order.
-        takes: further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
+        takes: names of further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
         pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets. It then computes only the rows of the targets.
-        split: the same layer in three steps; None if it cannot be split. See :mod:`salientpp.layerwise.split`.
+        split: the same layer in three steps, of which one is a sum (:mod:`salientpp.layerwise.split`); None if it cannot be split.
     """
 
     conv: Callable[..., Tensor]
@@ -104,7 +104,7 @@ class Network:
         layers: the layers in order, at least one.
         join: function from a vertex's rows after each layer to its final rows (jumping knowledge); None: the last layer's rows.
         whole: the model, if it can be called with a whole graph.
-        named: with ``whole``, those of ``edge_weight`` and ``edge_attr`` that the model can be called with.
+        named: which of ``edge_weight`` and ``edge_attr`` the model ``whole`` accepts as arguments.
     """
 
     layers: Sequence[Layer]
@@ -228,7 +228,10 @@ def device_of(model: Any) -> torch.device:
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Sets the model to evaluation mode, with corrected quantiles and without values cached by layers with ``cached=True``. Restores the model afterwards."""
+    """Sets the model to evaluation mode, and restores it at the end of the context.
+
+    Inside, layers with ``cached=True`` do not use their caches, and quantile aggregations of PyG also handle targets without edges.
+    """
     with Replaced(_in_evaluation(model)):
         yield
 
@@ -367,7 +370,7 @@ class _Trial:
         return following
 
     def split_of(self, layer: Layer, present: Sequence[Tensor], following: Sequence[Tensor]) -> Split | None:
-        """Returns the layer in three steps that give the rows ``following``; None if it cannot be split into such steps."""
+        """Finds a form of the layer in three steps that computes the rows ``following`` from ``present``. None if no form does."""
         has_weights = (self.edges.weight is not None and "edge_weight" in layer.takes) or (
             self.edges.attr is not None and "edge_attr" in layer.takes
         )

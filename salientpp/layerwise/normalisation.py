@@ -111,7 +111,7 @@ class Normalisation:
         self._root = torch.cat([self.own, rows])
 
     def roots(self, kind: Kind, others: Tensor) -> Tensor:
-        """Returns 1 / sqrt(degree) of the vertices with lists and then of ``others``, ids in ``halo``, as float64; 0 for a degree of 0."""
+        """Returns 1 / sqrt(degree) of the vertices with lists, then of ``others`` (ids that are in ``halo``), float64; 0 for a degree of 0."""
         place = torch.searchsorted(self.halo, others) + self.own.size(0)
         column = self._root[:, self.kinds.index(kind)]
         return torch.cat([column[: self.own.size(0)], column[place]])
@@ -119,7 +119,10 @@ class Normalisation:
     def applied(
         self, conv: Callable[..., Tensor], edges: LayerEdges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], LayerEdges]:
-        """Returns a layer and edges for it. On rows of ``dtype`` they give the targets the same rows as ``conv`` on the whole graph. ``conv`` is unchanged."""
+        """Makes a layer give the targets of a batch the same rows as on the whole graph: puts the degrees into edge weights.
+
+        Returns a copy of ``conv`` that does not count degrees, and the edges with these weights. Rows have the dtype ``dtype``.
+        """
         if not normalises(conv):
             return conv, edges
         kind = kind_of(conv, edges.weight is not None)

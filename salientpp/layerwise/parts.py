@@ -25,7 +25,7 @@ ROWS = (None, "x")
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """Schedule whose batches are ``ranges`` of the part's vertices. ``seeds_per_logical_rank`` counts batches here."""
+    """Schedule whose batches are ``ranges`` of the part's vertices, in order. Its ``seeds_per_logical_rank`` counts batches, not seeds."""
 
     ranges: Sequence[tuple[int, int]] = ()
 
@@ -35,7 +35,7 @@ class Ranges(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Source, facts and options that a rank prepares for a layer, before it communicates with the others."""
+    """Results of a rank's preparation for a layer, before it communicates: the data to read, facts for the other ranks, and options."""
 
     source: BatchSource
     facts: Facts
@@ -56,7 +56,11 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path, part_ids: Collection[int], num_parts: int, dtype: torch.dtype) -> None:
-    """Creates the folder of the rows of some parts. Raises ValueError if rows of ``dtype`` cannot be written to it, or if it has files of further parts."""
+    """Creates the folder that an inference writes its results to, before it computes them.
+
+    Raises:
+        ValueError: rows of ``dtype`` cannot be written to it, or it has files of more parts than the graph's ``num_parts``.
+    """
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
@@ -80,7 +84,7 @@ def check_folder(folder: Path, part_ids: Collection[int], num_parts: int, dtype:
 
 
 def features_of(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
-    """Returns ``x`` of a ``Data`` in a form that a loader can read; None for a partitioned graph, which has its own rows."""
+    """Returns ``x`` of a ``Data`` on the CPU, by the name that a loader uses; None for a partitioned graph, which has its own rows."""
     if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
         return None
     x = data.x.detach().cpu()

@@ -1,10 +1,10 @@
-"""Runs a split layer over a part: rows of sources are read once, block by block in their order, and added to the sums of their targets.
+"""Runs a layer that is a sum or a mean, over all vertices of a part.
 
-A block holds rows of the rank's own part, or rows of other parts that the rank fetches. So each remote row travels once for each layer, however many
-batches need it. :mod:`salientpp.layerwise.split` has the formula.
+The rank reads the rows of sources block by block, in their order, and adds them to the sums of their targets. A block holds rows of the rank's own
+part, or rows of other parts that the rank fetches. :mod:`salientpp.layerwise.split` has the formula.
 
-The sums of a group of targets are in memory while the blocks pass. Without a limit on memory all targets are one group. With several
-groups, the blocks pass once for each group.
+The rank holds the sums of a group of targets in memory while it reads all blocks. Without a limit on memory, all targets are one group. Each remote
+row then travels once for each layer, however many batches would need it. With several groups, the rank reads all blocks once for each group.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _entries(rows: RowSource, first: int, last: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Computes a split layer over the vertices of a part: sends rows, adds them up by target, and finishes targets.
+    """Computes a layer that is a sum or a mean over the vertices of a part: sends rows, adds them up by target, and finishes targets.
 
     Attributes:
-        split: the layer.
+        split: the layer in three steps.
         places: the edges.
         rows: present rows of the part, [n, ...].
         dtype: dtype in which the layer gets ``rows``.
@@ -116,7 +116,10 @@ class Product:
         return -(-self.places.num_own // self._block_rows) + len(self._halo_blocks)
 
     def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:
-        """Computes next rows and calls ``store(begin, end, rows)`` per range. ``num_fetches``: the most of any rank."""
+        """Computes the next rows and calls ``store(begin, end, rows)`` for each range of targets. Collective.
+
+        ``num_fetches``: the number of fetches of the rank with the most. Every rank fetches that often.
+        """
         fetched = 0
         sent = self._sent()
         for group in self.groups:
@@ -134,7 +137,7 @@ class Product:
             self.fetch(sent, self.places.halo[:0])
 
     def _sent(self) -> RowSource:
-        """Returns what the part's own vertices send to other ranks, with a row for each. Messages are made once and kept."""
+        """Returns what the part's own vertices send to other ranks, with a row for each: their rows, or messages that it computes from them."""
         if not self.split.sends_messages:
             return self.rows
         like = self._like
@@ -148,7 +151,7 @@ class Product:
 
     @property
     def groups(self) -> list[list[tuple[int, int]]]:
-        """The ranges in groups. The sums of one group of targets are in memory together."""
+        """Groups of ranges of targets, so that the sums of one group fit into memory together."""
         most = self._most_rows(2, self.sent_bytes)
         groups: list[list[tuple[int, int]]] = []
         size = 0
@@ -167,7 +170,7 @@ class Product:
 
     @property
     def _block_rows(self) -> int:
-        """Number of rows of a block, at most those of the part. It takes a quarter of ``memory``: sums take half, and a block may exist in two forms."""
+        """Number of rows of a block, at most those of the part. It takes a quarter of ``memory``: sums take half, and a block may need a second copy."""
         most = self._most_rows(4, self.row_bytes)
         return max(1, min(self.places.num_own, BLOCK_BYTES // self.row_bytes if most is None else most))
 
@@ -178,7 +181,7 @@ class Product:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of a row that is sent, in the layer's dtype."""
+        """Bytes of a row that a vertex sends to other ranks: a message, or its row in the layer's dtype."""
         return max(1, self._like.nbytes) if self.split.sends_messages else self.row_bytes
 
     def _most_rows(self, share: int, width: int) -> int | None:
@@ -186,7 +189,7 @@ class Product:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in the layer's dtype."""
+        """Bytes of one of the layer's input rows, in the layer's dtype."""
         return max(1, empty_rows(self.rows, 1).to(self.dtype).nbytes)
 
     def _own_blocks(self, sent: RowSource) -> Iterator[tuple[int, Tensor]]:
@@ -217,7 +220,7 @@ class Product:
         return copy
 
     def _messages(self, sent: Tensor, at: int) -> Tensor:
-        """Computes messages, divided by degrees, from the rows ``sent`` by the sources at places from ``at`` on."""
+        """Computes the messages to sum, from what the sources at the places ``at``, ``at + 1``, ... have sent. Divides by degrees if needed."""
         messages = sent if self.split.sends_messages else self.split.messages(sent.to(self.dtype))
         return messages.contiguous() if self.roots is None else scaled(messages, self.roots[at : at + messages.size(0)])
 
@@ -250,7 +253,7 @@ class Product:
 
 
 def _within(indptr: Tensor, place: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Cuts lists to their entries in [begin, end), and subtracts ``begin`` from these entries."""
+    """Keeps the edges whose source is in the block of places [begin, end). Returns row pointers, and places counted from ``begin``."""
     is_inside = (place >= begin) & (place < end)
     before = torch.zeros(place.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(is_inside, 0, out=before[1:])

@@ -7,7 +7,7 @@ A layer of PyG whose aggregation is a sum or a mean splits into
 The sums may be added up source by source, in any order. So the rows of sources can be read once, in the order of the file. A layer that divides by
 degrees, GCNConv, multiplies m_s by 1 / sqrt(d_s) and a_t by 1 / sqrt(d_t) (Kipf and Welling, 2017). No edge then needs a weight of its own.
 
-The trial of a layer compares this form with the layer itself. Layers with edge weights, hooks or code of the user's are not split.
+A trial compares the three steps with the layer itself. Layers with edge weights, hooks or code of the user's are not split.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Split:
 
     @property
     def sends_messages(self) -> bool:
-        """True if owners send messages, which they compute from rows and have fewer columns. False: they send rows."""
+        """True if the owners of sources compute the messages and send them, False if they send rows and the receiver computes the messages."""
         return self.projection is not None or not (self.pairs or self.sums_first)
 
     def keeps(self, x: Tensor) -> bool:
@@ -117,7 +117,7 @@ class _Enough(Exception):
 
 
 def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
-    """Returns the forms in which a layer may be split, the cheapest first. The caller tries whether they give the layer's rows.
+    """Proposes splits of a layer into three steps, the cheapest first. The caller must try whether they give the layer's rows.
 
     Args:
         layer: a :class:`~salientpp.layerwise.layers.Layer`.
@@ -147,9 +147,9 @@ def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
 
 
 def _projected(forms: Sequence[Split], num_columns: int) -> list[Split]:
-    """Returns the form whose sources send W x instead of x. W is a linear map that the layer applies to sums: W (sum of x_s) = sum of (W x_s).
+    """Makes a split whose sources send W x instead of x, which has fewer columns. It is equal, since W (sum of x_s) = sum of (W x_s).
 
-    The list is empty if the layer has no such map, or if W x has as many columns as x.
+    W is a linear map that the layer applies to sums. The result is empty if the layer has no such map, or if W x has as many columns as x or more.
     """
     split = forms[0]
     name = _LINEAR.get(type(split.conv).__name__)
@@ -168,7 +168,7 @@ _LINEAR = {"SAGEConv": "lin_l", "GraphConv": "lin_rel"}
 
 
 class _Bias(torch.nn.Module):
-    """The bias of a linear map, without its product."""
+    """Adds only the bias of a linear map, whose product is computed elsewhere."""
 
     def __init__(self, bias: Tensor | None) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def completed(
     indices: Tensor,
     roots: Tensor | None,
 ) -> Tensor:
-    """Divides the sums [n, ...] of targets by numbers of edges or by degrees, in place, and adds self-loops. Returns them.
+    """Turns sums [n, ...] of targets, in place, into what the layer aggregates: adds self-loops, divides by numbers of edges or by degrees.
 
     Args:
         messages: rows [n, ...] that the targets themselves send, divided by degrees; None if ``split`` adds no self-loops.

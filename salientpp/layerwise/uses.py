@@ -1,4 +1,4 @@
-"""The cache of an inference: rows of other parts that several batches need. The batches are known before they are drawn."""
+"""Cache of an inference, for rows of other parts that several batches need. All batches are known in advance, so their needs can be counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from salientpp.ways.cache import Cache
 
 
 def count_transfers_saved(lists: TargetLists, ranges: Sequence[tuple[int, int]], num_vertices: int) -> Tensor:
-    """Returns the number of transfers that caching a row saves, float32 [N]. It is the number of batches that need the row, less one.
+    """Returns the number of transfers that caching each vertex's row saves, float32 [N]: the number of batches that need the row, less one.
 
     Args:
         ranges: the batches, as ranges of the vertices that have ``lists``.
@@ -32,7 +32,7 @@ class CacheOfUses(Cache):
 
     Args:
         replication_factor: as in :class:`Cache`.
-        count: returns :func:`count_transfers_saved` of this rank's batches.
+        count: function that returns the scores, from :func:`count_transfers_saved` for this rank's batches.
     """
 
     def __init__(self, replication_factor: float, count: Callable[[], Tensor]) -> None:
