@@ -1,4 +1,4 @@
-"""Full-graph training over several ranks."""
+"""Full-graph training over several ranks: every step computes all vertices of a graph that the ranks divide among them."""
 
 from salientpp.fullgraph.distribute import distribute
 from salientpp.fullgraph.expansion import Preload

@@ -49,8 +49,8 @@ class Agreement:
     """Checks, before each collective, that all ranks start the same one. This object has the state of one rank.
 
     Attributes:
-        within: connections of all ranks of the job. All these ranks are told of a difference. None: ``comm`` connects
-            all.
+        within: connections of all ranks of the job, if ``comm`` connects only some of them. If the ranks of ``comm`` differ, this object tells
+            all ranks of the job. None: ``comm`` connects all.
         place: text that names the layer that is running on this rank, for errors; empty outside the model.
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
@@ -79,9 +79,9 @@ class Agreement:
             self.place = ""
 
     def name_exchange(self, rows: Tensor, kind: str) -> str:
-        """Numbers the next exchange of ``rows`` [n, ...], and returns its name for errors.
+        """Returns a numbered name for the next exchange of ``rows`` [n, ...], for errors and for comparison.
 
-        All ranks must get the same name.
+        The ranks compare names to make sure that all start the same exchange.
         """
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind

@@ -100,7 +100,7 @@ class BatchGraph(RankGraph):
         return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
 
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
-        """Groups edges [2, e] by target. Also returns their new order (numbers of edges), or None if none moved."""
+        """Groups edges [2, e] by target. Also returns the column of each grouped edge in ``edges``, or None if no edge moved."""
         if isinstance(edges, BatchEdges) and edges.is_given:
             made = edges.hops.lists(edges.relation)  # threads of the loader may have made them
             if made is not None and made.num_sources == self.num_rows:
@@ -119,7 +119,10 @@ class BatchGraph(RankGraph):
         return lists.to(edges.device), order
 
     def _with_loops_last(self, edges: Tensor) -> Tensor | None:
-        """Returns the order by target of edges [2, e]: sorted edges, then one self-loop per target. Else None."""
+        """Returns the order by target of edges [2, e], if they are sorted edges and then one self-loop for each target. Else None.
+
+        It saves a sort: layers that add self-loops append them.
+        """
         number = self.num_targets
         first, loops = edges[:, :-number], edges[:, -number:]
         own = torch.arange(number, device="cpu")
@@ -147,9 +150,9 @@ class BatchGraph(RankGraph):
 
     @property
     def averaging(self) -> Ranks:
-        """The ranks of the host.
+        """The ranks of the host, whose vertices batch normalisation averages over.
 
-        They share a batch, and batch normalisation takes its statistics from one batch, as in one process.
+        These ranks compute one batch together, and in one process too, batch normalisation takes its statistics from one batch.
         """
         return self.ranks
 

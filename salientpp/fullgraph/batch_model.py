@@ -145,7 +145,7 @@ def _empty(job: Ranks, host: Ranks) -> BatchGraph:
 
 
 def _edges_of(value: Any) -> BatchEdges | None:
-    """Finds ``batch.edge_index`` in a call's arguments, also in containers and in ``Data``. None if it is missing."""
+    """Finds ``batch.edge_index`` in a call's arguments, also in containers and in ``Data``. Returns None if it is missing."""
     if isinstance(value, BatchEdges):
         return value if value.is_given and value.hops.share is not None else None
     return next((edges for edges in map(_edges_of, _items(value)) if edges is not None), None)

@@ -66,14 +66,15 @@ def least_cut(
     """Finds the cheapest choice by which a rank gets all rows that it needs: kept, fetched or as sums.
 
     Args:
-        named: int64 [2, e], edges from candidates (m vertices of other ranks) to groups. One sum can serve a group.
+        named: int64 [2, e], edges from candidates (m vertices of other ranks) to groups. A group is a set of edges to one vertex of this rank that
+            one sum can replace.
         pairs: int64 [2, f], edges between candidates.
         keep: for each depth, the costs float64 [m] of keeping each candidate one layer deeper.
         fetch, sums: for each hop, the costs of a row and of a sum; infinite for hops without sums.
         fixed: int64 [m], the depths that the result must have; None: the cheapest.
 
     Returns:
-        depths: int64 [m], -1 for candidates that are not kept.
+        depths: int64 [m], the number of layers to recompute for each kept candidate; -1 for candidates that are not kept.
         summed: bool [hops, num_groups], True for groups that are served by sums.
     """
     number, deepest, hops = keep[0].numel(), len(keep), len(fetch)

@@ -28,7 +28,9 @@ from salientpp.nn.unchanged import change_of
 
 
 class EdgeTrials:
-    """Tries each layer of a model once in training and once in evaluation, and again after the layer was changed.
+    """Refuses layers that compute a target's row from edges into other targets.
+
+    It tries each layer once in training and once in evaluation, and again after the layer was changed.
 
     Attributes:
         is_running: True during a trial. Only some ranks may run one, so a trial must not ask other ranks.

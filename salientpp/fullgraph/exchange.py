@@ -40,7 +40,7 @@ _MOST_TOLD = ROOM // 8 - 8
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Plan of an exchange: rows that this rank sends to each rank, and how many it receives. Every step uses it again.
+    """Says which rows this rank sends to each rank in an exchange, and how many it receives. Every training step uses it again.
 
     Attributes:
         send: int64 [sum(send_counts)], numbers of the rows of this rank's table to send, grouped by receiver.
@@ -53,10 +53,10 @@ class Route:
 
     @classmethod
     def asking(cls, ranks: Ranks, wanted: Tensor, offsets: Sequence[int]) -> Route:
-        """Asks the owners for the rows that each rank wants. Returns the route that brings these rows. Collective.
+        """Tells the owners which rows this rank wants. Returns the route of the exchanges that bring these rows. Collective.
 
         Args:
-            wanted: ascending global ids, int64 [n].
+            wanted: ascending global ids of the rows' vertices, int64 [n].
             offsets: the first global id of each rank, and N at the end.
         """
         bounds = torch.searchsorted(wanted, torch.tensor(offsets, device="cpu")).tolist()
@@ -76,8 +76,8 @@ class Ranks:
 
     Attributes:
         device: device of the rows in computations.
-        received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
-        within: the larger group that these ranks belong to. None: these are all ranks of a job.
+        received: numbers of words (elements of rows) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums', ....
+        within: all ranks of the job, if these are only some of them; None: these are all.
         memory: exchanges rows through memory that these ranks share. None: rows travel over the network.
     """
 
@@ -151,7 +151,7 @@ class Ranks:
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agrees with the other ranks on repeated exchanges of ``rows`` [n, ...]. Returns a name for all of them."""
+        """Agrees with the other ranks, once, on several exchanges of rows like ``rows`` [n, ...]. Returns a name for all of them."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name
@@ -168,7 +168,7 @@ class Ranks:
     def begin(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str
     ) -> Pending | HostPending:
-        """Starts an exchange of rows [sum(send_counts), ...] that was agreed on. ``kind`` names its counter."""
+        """Starts an exchange of rows [sum(send_counts), ...] on which the ranks have agreed. ``kind``: its counter in :attr:`received`."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         if self.memory is not None:
             return self.memory.begin(rows.detach(), send_counts, recv_counts)
@@ -215,7 +215,7 @@ class Ranks:
         return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns stand-ins for parameters, which pass the sum of all ranks' gradients on in the backward."""
+        """Returns stand-ins for parameters. In the backward, each parameter gets the sum of all ranks' gradients of its stand-in."""
         for parameter in parameters:
             hooks: dict[int, Any] = parameter._backward_hooks or {}
             for key, hook in hooks.items():
@@ -223,7 +223,7 @@ class Ranks:
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """Returns the sum over ranks, bitwise equal on all of them. Each rank sums a piece of a large tensor."""
+        """Returns the sum of all ranks' ``values``, bitwise equal on all ranks. Of a large tensor, each rank sums one part. Collective."""
         size = self.size
         if size == 1:
             return values.detach().clone()
@@ -345,7 +345,7 @@ class _Total(torch.autograd.Function):
 
 @dataclass
 class _OfGradients:
-    """Wraps a parameter's hook, which then runs only if the parameter has a gradient, as it does in one process."""
+    """Wraps a hook of a parameter, so that it runs only if the parameter has a gradient. In one process, autograd does the same."""
 
     hook: Any
 

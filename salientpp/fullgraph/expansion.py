@@ -1,9 +1,9 @@
 """Chooses the vertices of other hosts that a host preloads for full-graph training.
 
-A host starts from its inner vertices, which its ranks own. In each round, every vertex of a frontier picks in-neighbours that are not inner vertices: all of
-them, or at most ``fanout`` random ones. The first frontier has the inner vertices. Each later one has the vertices that were picked for the first
-time in the round before. The picks of a vertex depend on the vertex and the host only. So the vertices of a host with fewer rounds or a lower fanout are a
-subset.
+A host starts from its inner vertices, which its ranks own. The choice takes several rounds. In each round, every vertex of a set, the frontier, picks
+in-neighbours that are not inner vertices: all of them, or at most ``fanout`` random ones. The first frontier has the inner vertices. Each later one has the
+vertices that were picked for the first time in the round before. The picks of a vertex depend on the vertex and the host only. So fewer rounds or a lower
+fanout give a subset of the vertices.
 
 The source is GraNNDis (Song et al., PACT 2024, arXiv:2311.06837), which calls this shared preloading, and with a fanout expansion-aware sampling.
 """
@@ -56,7 +56,7 @@ class Expansion:
     Attributes:
         inner: the ids of the host's inner vertices.
         picked: int64 [p], ids of the picked vertices of other hosts, ascending.
-        reads: (vertices int64 [m], all edges into them), for each round. Every vertex is read by one rank of the host.
+        reads: for each round, the vertices int64 [m] whose edges this rank has read, and all edges into them. One rank of the host reads each vertex.
     """
 
     inner: range
@@ -112,6 +112,6 @@ def gathered(ranks: Ranks, values: Tensor) -> Tensor:
 
 
 def _random_scores(number: int, seed: int) -> Tensor:
-    """Returns random numbers, one for each vertex, float64 [N]: equal on all ranks, whatever the number of hosts."""
+    """Draws a score for each vertex, float64 [N], by which targets pick sources. It is equal on all ranks, whatever the number of hosts."""
     draw = torch.Generator(device="cpu").manual_seed(seed)
     return torch.rand(number, generator=draw, dtype=torch.float64, device="cpu")

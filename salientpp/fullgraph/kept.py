@@ -42,7 +42,7 @@ class Kept:
         return entry[2]
 
     def has(self, tensor: Tensor) -> bool:
-        """True if a tensor is a kept value, or an item of a kept tuple, so that it cannot change between steps."""
+        """True if this cache holds the tensor, as a value or inside one, so that the tensor cannot change between steps."""
         return any(tensor is each for *_, value in self._entries.values() for each in _tensors_in(value))
 
     def _drop(self, key: Hashable) -> None:

@@ -102,12 +102,12 @@ class Layout:
         return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the rows of ``rank``'s matrix block, in order."""
+        """Returns the ranks that own the targets of ``rank``'s matrix block, in the order of the block's rows."""
         row = self.place(rank)[0]
         return [peer for layer in range(self.layers) for peer in self.sub_block(row, layer)]
 
     def sources(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the columns of ``rank``'s matrix block, in order."""
+        """Returns the ranks that own the sources of ``rank``'s matrix block, in the order of the block's columns."""
         _, column, layer = self.place(rank)
         if self.kind == "grid":
             return list(range(column, self.rows * self.columns, self.columns))
@@ -266,7 +266,8 @@ class DistAdjacency:
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
         """Sends ``send[r]`` rows to each rank r. Returns the rows that arrive, ``receive[r]`` from each rank r, in the order of the ranks.
 
-        Rank 0 gets the first rows of ``rows``, rank 1 those after them, and so on. After the last row, the first one follows again.
+        Rank 0 gets the first rows of ``rows``, rank 1 those after them, and so on. After the last row, it starts again with the first one. So all
+        receivers can get the same rows.
         """
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
@@ -349,9 +350,9 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
-    """Returns the hop that serves these edges (local numbers) with the fewest rows and sums from other ranks.
+    """Finds the exchange for a product along these edges (local numbers) that brings the fewest rows and sums from other ranks.
 
-    Collective.
+    Returns it as a :class:`Hop`. Collective.
     """
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own

@@ -58,7 +58,7 @@ class OtherLists:
         return self._send(self._own.degrees(asked), route.send_counts, route.recv_counts)
 
     def _ask(self, wanted: Tensor) -> tuple[Tensor, Route]:
-        """Tells the owners which lists this rank wants. Returns the vertices whose lists others want, and the route."""
+        """Tells the owners which lists this rank wants. Returns the vertices whose lists other ranks want from this one, and the route."""
         route = Route.asking(self._ranks, wanted, self._offsets)
         return route.send.cpu() + self._own.first_target, route
 

@@ -33,7 +33,7 @@ class LocalGraph(RankGraph):
         ranks: all ranks, their collectives and counters.
         lists: the neighbour lists of this rank's vertices, with the attributes of the edges. If the graph is a
             ``Data``: the lists of all vertices.
-        others: gets neighbour lists of other ranks' vertices from their owners.
+        others: object that gets neighbour lists of other ranks' vertices from their owners.
         offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
         splits: name -> local numbers of this rank's vertices in the split, int64, ascending.
@@ -104,7 +104,11 @@ class LocalGraph(RankGraph):
         return torch.where((own >= 0) & (own < self.n_id.numel()), own, self._order[at] + self.num_own)
 
     def _hops_of(self, sources: Tensor, target: Tensor) -> list[Hop]:
-        """Finds the rows to fetch at each hop. Edges lead from ``sources``, global ids, to local ``target``."""
+        """Finds the rows to fetch at each hop. Collective.
+
+        Args:
+            sources, target: the edges, [e]: global ids of their sources, local numbers of their targets.
+        """
         ranks, planned = self.ranks, self.rows or ()
         deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
         last = max(numbers[0] for numbers in ranks.gather_numbers("to make a part", [deepest]))
@@ -215,7 +219,7 @@ class LocalGraph(RankGraph):
         return value
 
     def rows_of_inner(self, rows: Tensor) -> Tensor:
-        """Returns [num_inner, ...]: this rank's ``rows`` [num_own, ...], then those of kept vertices. Collective.
+        """Returns [num_inner, ...]: this rank's ``rows`` [num_own, ...], then those of the vertices of other ranks that a plan keeps here. Collective.
 
         If ``rows`` is an attribute of the part, such as ``x``, the kept rows are fetched once, and again after a write. If it is another tensor, or needs a
         gradient, they are fetched at each call.

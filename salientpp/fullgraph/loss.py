@@ -83,7 +83,7 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
 
 
 def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns predicted and true classes in one shape. Otherwise torch would broadcast them before it compares."""
+    """Returns predicted and true classes in one shape, because torch would broadcast different shapes when it compares them."""
     given = f"got prediction {list(prediction.shape)} and y {list(y.shape)}"
     if y.dim() == 2 and y.size(1) == 1:
         y = y.squeeze(1)

@@ -48,7 +48,7 @@ class DistributedModel(torch.nn.Module):
     Args:
         graph: this rank's part, with or without a plan.
         layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
-        asked: what the user gave as layout, which must be the same on all ranks; it may name a plan. None: ``layout``.
+        asked: what the user gave as layout, or the name of a plan; the ranks check that all gave the same. None: ``layout``.
             If a plan has chosen ``layout``, a layer whose edges or weights change at each step fetches the halo.
         recompute: decides what is kept for the backward; None: everything.
         error: a mistake that this rank has found in other arguments. It is raised here, after the other ranks were told.
@@ -56,7 +56,7 @@ class DistributedModel(torch.nn.Module):
     Attributes:
         module, graph: the model, and this rank's part.
         layout: the layout in use.
-        rows: the check that the module computes the row of each vertex separately between its layers.
+        rows: object that checks that the module computes the row of each vertex separately between its layers.
         seen: three facts for each hop of the last call. The first is the number of words (elements) of a row that travels. The second is True if a gradient
             of the row travels back. The third is True if the layer was a product with a constant matrix.
     """
@@ -134,11 +134,11 @@ class DistributedModel(torch.nn.Module):
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Sets :attr:`graph` for a call, and returns the arguments to use. Here one graph serves all calls."""
+        """Sets :attr:`graph` for a call, and returns the arguments to use. In this class, one graph serves all calls; subclasses override it."""
         return x, args, kwargs
 
     def _own_facts(self) -> dict[str, str]:
-        """Describes a call by facts (name -> text) that must be equal on the ranks that exchange rows in it."""
+        """Describes a call by facts (name -> text), which the ranks that exchange rows in it compare."""
         return {}
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -199,7 +199,7 @@ class DistributedModel(torch.nn.Module):
 
     @contextlib.contextmanager
     def _again(self, stand_ins: Mapping[int, Tensor], graph: RankGraph, hop: int) -> Iterator[None]:
-        """Lets the backward call a layer, inside the context, as the forward did: on ``graph``, after ``hop`` hops."""
+        """Restores, inside the context, the forward's state for a layer that the backward calls again: ``graph``, and ``hop`` hops before it."""
         own, place = vars(self), (vars(graph.ranks.agreement), "place", "")
         state = [(own, "graph", graph), (own, "_hop", hop), (own, "seen", []), place]
         with Replaced(state), self._substituting(stand_ins):
@@ -251,7 +251,10 @@ class DistributedModel(torch.nn.Module):
 
     @property
     def _lacks_kept_rows(self) -> bool:
-        """True if rows of vertices that a plan only caches may be wrong here: their edges, which are missing, were summed."""
+        """True if the rows of vertices that a plan only caches may be wrong, because the model has summed over edges before its first layer.
+
+        This rank lacks the edges into these vertices.
+        """
         return self._sums_edges_first and not self._hop
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +283,7 @@ class DistributedModel(torch.nn.Module):
         return [found[id(table)] for table in tables]
 
     def _see(self, tables: Collection[Tensor], is_product: bool) -> None:
-        """Records in :attr:`seen` that rows of these tables travel at this hop. ValueError if a table lacks rows."""
+        """Records in :attr:`seen` that rows of these tables travel at this hop. Raises ValueError if a table lacks rows."""
         for table in tables:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
@@ -422,7 +425,7 @@ def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns :func:`linear_form` of the layer. None if no layout can compute it, as for a minimum."""
+    """Returns the layer's aggregation as a product (:func:`linear_form`). None if no layout can compute it, as for a minimum."""
     form = linear_form(conv)
     return None if form is None or form[1] == "min" else form
 

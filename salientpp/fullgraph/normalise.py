@@ -55,7 +55,10 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
 
 
 class Helpers:
-    """PyG's helper functions for one rank's edges. Layers call them instead of PyG's. ``kept`` caches results."""
+    """Replacements of PyG's helper functions, such as ``gcn_norm``, that layers call on a rank, which lacks edges of the graph.
+
+    ``kept`` caches their results.
+    """
 
     def __init__(self, graph: RankGraph) -> None:
         # The graph may hold this object. Without a cycle, the graph of a batch is freed with its last use.

@@ -43,7 +43,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Once(torch.autograd.Function):
-    """Passes ``number`` tensors on, as if they depended on all given ones. Its backward raises the error."""
+    """Returns its first ``number`` tensors, and makes autograd believe that they depend on all given ones. Its backward raises the error."""
 
     @staticmethod
     def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from salientpp.fullgraph.outputs import output_tensors
 
 
 class Substituted(TorchFunctionMode):
-    """Passes stand-ins to torch functions instead of parameters. ``stand_ins``: ``id`` of a parameter -> stand-in."""
+    """Mode in which torch functions get stand-ins instead of parameters. ``stand_ins``: ``id`` of a parameter -> stand-in."""
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ class EdgeCall:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of what the layer's own methods read."""
+        """Names of the arguments that the layer's own methods (``message``, ``edge_update``, ...) take."""
         return self.conv._edge_user_args if self.is_edge_level else self.conv._user_args
 
     def compute(self) -> Any:
@@ -104,7 +104,7 @@ def propagated(
 
 @dataclass(eq=False)
 class _Slot:
-    """Tensor argument of ``propagate`` or of a deferred ``edge_updater``, and which of its rows a piece gets.
+    """Describes a tensor argument of ``propagate``, or of an ``edge_updater`` that is computed piece by piece: which of its rows a piece gets.
 
     Attributes:
         owner: the argument of ``propagate`` that an ``edge_updater`` computes from this tensor; "" for an argument of ``propagate`` itself.
@@ -239,10 +239,10 @@ def _pieces(edge_index: Tensor, bounds: Sequence[int], num_rows: int) -> Iterato
 
 @dataclass(eq=False)
 class _Work:
-    """All that a call of ``propagate`` in pieces needs, except rows: autograd keeps these until the backward.
+    """Holds what a call of ``propagate`` in pieces needs in the forward and in the backward, except rows, which autograd keeps.
 
     Attributes:
-        calls: the call, and those that its arguments stand for, by the name of the argument; "" is its own. They lack edges and tensors.
+        calls: the call under the name "", and under the name of an argument, the ``edge_updater`` call that computes it. They lack edges and tensors.
     """
 
     slots: list[_Slot]
@@ -267,7 +267,7 @@ class _Work:
             slot.tensor = slot.tensor.new_empty(0)
 
     def compute(self, piece: _Piece, rows: Sequence[Tensor]) -> Tensor:
-        """Returns the result's rows of a piece, from the piece's ``rows`` of each argument."""
+        """Computes a piece: returns its rows of the result, from its ``rows`` of each argument."""
         given = {owner: dict(call.given) for owner, call in self.calls.items()}
         for slot, tensor in zip(self.slots, rows, strict=True):
             pair = given[slot.owner].get(slot.name) or (None, None)
@@ -295,7 +295,7 @@ def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
 class _Hold(torch.autograd.Function):
     """Saves the arguments' rows for the backward, which computes each piece again and adds up its gradients.
 
-    The rows are saved here and not in :class:`_Run`. A checkpoint that needs only these rows then stops before it computes the pieces.
+    It saves the rows before :class:`_Run` computes the pieces. So a checkpoint, which repeats the forward only to get the saved rows, can stop there.
     """
 
     @staticmethod

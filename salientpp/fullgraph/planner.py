@@ -29,7 +29,7 @@ _UNIT = Constants(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Plan of one rank, for :func:`salientpp.distribute`.
+    """Plan of one rank, for :func:`salientpp.distribute`: which rows of other ranks it fetches, caches, recomputes or gets as sums.
 
     Attributes:
         name: the argument ``kind`` of :func:`plan_for`, the same on all ranks.
@@ -139,7 +139,7 @@ def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:
 
 
 def _planned(graph: LocalGraph, problem: Problem, name: str, choice: Decision) -> Plan:
-    """Makes the plan of a choice, with this rank's part under it. Collective."""
+    """Turns a choice into a plan, with this rank's part under the plan. Collective."""
     rows = [problem.candidates[each] for each in problem.fetched(choice)[: problem.num_levels]]
     is_kept = choice.depths >= 0
     planned = graph.planned(problem.candidates[is_kept], choice.depths[is_kept], rows)

@@ -35,7 +35,7 @@ class PreloadedGraph(LocalGraph):
     Attributes:
         ranks: the ranks of the host, which exchange rows in a step.
         whole: the part of the whole graph over all ranks of the job, without rows of vertices.
-        preload: which vertices of other hosts the host keeps.
+        preload: the user's options, which decide what vertices of other hosts the host keeps.
         vertex_ids: int64 [n], global ids of this rank's vertices.
         edge_ids: int64 [e], ids of the edges in ``lists``.
         counted: number of this rank's inner vertices, which come first. Losses and statistics count only these.
@@ -89,7 +89,7 @@ class PreloadedGraph(LocalGraph):
 
 
 def _is_unwritten(tensor: Tensor | None, own: Tensor) -> bool:
-    """True if ``tensor`` is the part's tensor ``own``, was never written in place, and needs no gradient."""
+    """True if ``tensor`` is the part's tensor ``own`` with the contents that were loaded: never written to, and without a gradient."""
     return tensor is own and not own.requires_grad and (own.is_inference() or own._version == 0)
 
 
@@ -195,7 +195,7 @@ def gathered_at_first(ranks: Ranks, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Induced:
-    """Edges of a host's graph that this rank holds.
+    """Edges of the graph that one host computes on, as far as this rank holds them.
 
     Attributes:
         vertices: int64 [s], ascending ids of all vertices of the graph.

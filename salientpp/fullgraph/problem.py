@@ -86,15 +86,15 @@ class Costs:
 
     @property
     def vertex(self) -> float:
-        """Seconds of a kept vertex. Each layer multiplies its row by weights, once forward and twice backward."""
+        """Seconds that a kept vertex adds to a step. Each layer multiplies its row by weights, once forward and twice backward."""
         after = [*self.widths[1:], self.widths[-1]]
         return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
 
     def edge(self, depth: int) -> float:
-        """Returns an edge's extra seconds if ``depth`` layers of its target are recomputed, not ``depth - 1``.
+        """Returns the seconds that an edge adds to a step if ``depth`` layers of its target are recomputed instead of ``depth - 1``.
 
         A layer that is a matrix product adds up the edge's row only at hops that need it. Other layers add it up at
-        every hop. ``depth`` 1 pays for all these hops.
+        every hop, as soon as the rank has the edge. So the seconds of ``depth`` 1 include all these hops.
         """
         words = self.widths[depth - 1] if depth == 1 or self.products[depth - 1] else 0
         if depth == 1:
@@ -102,11 +102,11 @@ class Costs:
         return 2 * words * self.constants.edge
 
     def timed(self, times: Constants, alone: Constants) -> Costs:
-        """Returns costs fitted to timed steps.
+        """Returns costs that agree with timed steps of the model.
 
         Args:
-            times: seconds of whole items, from :func:`salientpp.fullgraph.trial.step_times`.
-            alone: the time of single kernels, a lower bound.
+            times: seconds that a whole vertex, edge and word add to a step, from :func:`salientpp.fullgraph.trial.step_times`.
+            alone: the times of single kernels. An edge and a vertex cost at least these.
         """
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge(1)),
@@ -129,7 +129,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Says how one rank gets the rows of other ranks. Leading dimensions [...] hold several decisions.
+    """Says how one rank gets the rows of other ranks. If the tensors have leading dimensions [...], they hold several decisions.
 
     Attributes:
         depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
@@ -142,7 +142,9 @@ class Decision:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Facts by which a rank decides. The edges from another rank to one own vertex form a group, which a sum can serve.
+    """Facts from which a rank decides how it gets each row of other ranks.
+
+    The edges from one other rank to one own vertex form a group: one sum can replace the rows of their sources.
 
     Attributes:
         candidates: int64 [m], ascending global ids: other ranks' vertices that may be kept here.
@@ -171,12 +173,12 @@ class Problem:
         costs: Costs,
         may_recompute: bool = True,
     ) -> Problem:
-        """Collects what a rank must know. Candidates are at most as many hops away as the model has hops.
+        """Collects the facts of one rank. Vertices of other ranks are candidates if they are at most as many hops away as the model has hops.
 
         Args:
             offsets: the first vertex of each rank, and N at the end.
             edges: int64 [k] each, the sources (global ids of other ranks' vertices) and the targets (numbers of own vertices) of edges.
-            edges_into: returns the edges into vertices of other ranks. It is called once for each hop.
+            edges_into: function that returns the edges into vertices of other ranks. It is called once for each hop.
             may_recompute: False: no candidate is recomputed. Then no edges are read.
         """
         begin, end = offsets[rank : rank + 2]
@@ -205,7 +207,10 @@ class Problem:
 
     @property
     def num_levels(self) -> int:
-        """Number of hops for which a choice is made. Without recomputation it may be 2: all hops after the first need the same rows, and share a choice."""
+        """Number of hops for which a rank chooses separately.
+
+        Without recomputation it may be 2, because all hops after the first need the same rows, so that one choice serves them.
+        """
         costs = self.costs
         alike = {*zip(costs.backward[1:], costs.products[1:])}
         return costs.num_hops if self.may_recompute or len(alike) > 1 else min(2, costs.num_hops)
@@ -332,7 +337,7 @@ class Problem:
         return min(fitting, key=lambda choice: float(self.seconds(choice)))
 
     def _within(self, budget: float) -> Decision:
-        """Raises the price of memory until the cheapest choice fits. Then adds vertices, as far as memory allows."""
+        """Finds a choice within ``budget`` bytes: raises the price of memory until the cheapest choice fits, then adds vertices while there is room."""
         low, high = 0.0, sum(map(self.costs.fetch, range(self.costs.num_hops))) / self.costs.vertex_bytes
         depths, above = self.pure("fetch").depths, self.cut().depths
         for _ in range(_PRICES):

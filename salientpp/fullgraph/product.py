@@ -73,7 +73,7 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One rank's part of the product at one hop: its rows of the sparse matrix, and the exchange of rows and sums.
+    """Computes one rank's part of a product at one hop. It holds the rank's rows of the sparse matrix, and the route of rows and sums.
 
     In shapes, n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums computed for others, and r the number of rows and sums that arrive.
     """
@@ -93,7 +93,7 @@ class Operand:
 
 
 def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -> Operand:
-    """Makes the operand of edges (local numbers) with these values, for one hop. Collective if ``hop.has_sums``.
+    """Makes this rank's :class:`Operand` for one hop, from edges (local numbers) and their values. Collective if ``hop.has_sums``.
 
     It leaves out edges into vertices that need not be computed at this hop. If the row of a source is neither available here nor fetched, its
     owner adds it up and sends the sum.
@@ -170,7 +170,7 @@ def _exchanged_sums(
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns positions of rows, and of sums, in a table that has each rank's ``rows[rank]`` rows, then its sums."""
+    """Returns the positions of rows, and of sums, in a table that has rank 0's rows, rank 0's sums, rank 1's rows, and so on."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)

@@ -25,7 +25,7 @@ class Hop:
     Attributes:
         route: brings rows of the halo.
         slots: int64 [route.num_received], the position of each received row in the table of the rows of all sources.
-        level: first hop that fetches these rows. A kept row is here if at least ``level`` of its layers are recomputed.
+        level: first hop that fetches these rows. At this hop, a kept row is available here if at least ``level`` of its layers are recomputed.
         has_sums: True if some rank gets sums instead of some rows at this hop. Only layers that are matrix products can use sums. Other layers then fetch
             the whole halo.
     """

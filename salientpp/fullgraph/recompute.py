@@ -62,7 +62,7 @@ class _Call:
 
 
 class _Reentered(contextlib.AbstractContextManager[None]):
-    """Context that can be entered several times: a user may call backward twice, and each computes the layers again."""
+    """Context that can be entered several times. A user may call backward twice, and each backward computes the layers again."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -78,9 +78,10 @@ class _Reentered(contextlib.AbstractContextManager[None]):
 
 
 class _Buffers:
-    """Copies of a layer's buffers before its forward, such as vectors of ``spectral_norm``, for the backward.
+    """Copies of a layer's buffers before its forward, with which the backward calls the layer again.
 
-    They are copied before every forward, because writes through ``.data`` and later writes cannot be noticed.
+    A forward may change buffers, such as the vectors of ``spectral_norm``. They are copied before every forward, because writes through ``.data``
+    and later writes cannot be noticed.
     """
 
     def __init__(self, conv: torch.nn.Module) -> None:
@@ -88,7 +89,7 @@ class _Buffers:
         self._given = _copies([module._buffers for module in self._parts])
 
     def before(self) -> Replaced:
-        """Gives the layer its buffers from before the forward, inside the context, and then its present ones."""
+        """Gives the layer, inside the context, its buffers from before the forward. Afterwards it has its present ones again."""
         copies = _copies(self._given)
         return Replaced((vars(module), "_buffers", copied) for module, copied in zip(self._parts, copies, strict=True))
 
@@ -101,7 +102,7 @@ def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tenso
 
 @dataclass(eq=False)
 class Recompute:
-    """Calls a distributed model's layers so that what the forward keeps for the backward follows the user's option.
+    """Calls a distributed model's layers, and decides what the forward keeps for the backward, as the user's option says.
 
     Attributes:
         kind: 'layers', or None to keep everything.
@@ -134,7 +135,7 @@ class Recompute:
         return copied
 
     def _hold(self) -> None:
-        """Calls :func:`return_freed_blocks`, with effect until this object is deleted."""
+        """Makes freed memory go back to the system (:func:`return_freed_blocks`) until this object is deleted, if layers are recomputed."""
         if self.kind is None:
             return
         return_freed_blocks()
@@ -146,7 +147,7 @@ class Recompute:
         return self._call is not None and self._call.is_again
 
     def storing(self, x: Tensor, num_rows: int) -> contextlib.AbstractContextManager[None]:
-        """Wraps a call of the model on ``x`` [num_rows, ...], so that kept rows are written to the file, if any."""
+        """Wraps a call of the model on ``x`` [num_rows, ...], so that rows which autograd keeps are written to the file, if there is one."""
         return contextlib.nullcontext() if self._file is None else self._file.storing(x, num_rows)
 
     def layer(
@@ -159,7 +160,7 @@ class Recompute:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Returns a layer's ``forward(*args, **kwargs)``. Autograd keeps only its arguments, and calls it again.
+        """Returns a layer's ``forward(*args, **kwargs)``. Autograd keeps only its arguments, and the backward calls it again.
 
         Args:
             stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
@@ -247,7 +248,7 @@ def keep_freed_blocks() -> None:
 
 
 def _set_own_pages(smallest: int) -> None:
-    """Sets the size in bytes from which the C library gives a block its own pages, which it returns when freed."""
+    """Sets the size in bytes from which the C library gives a block its own pages. It returns these to the system when the block is freed."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         set_option(_OWN_PAGES, smallest)

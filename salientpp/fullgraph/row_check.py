@@ -126,7 +126,7 @@ class RowCheck(TorchFunctionMode):
                 yield
 
     def _having(self, state: dict[str, Any]) -> Replaced:
-        """Sets attributes of this object inside the context."""
+        """Returns a context in which this object has the attributes ``state``."""
         return Replaced((vars(self), *item) for item in state.items())
 
     def follow(self, out: Any, dim: int = 0) -> None:
@@ -240,14 +240,14 @@ class RowCheck(TorchFunctionMode):
     def _verdict(self, call: Call, key: Any) -> list[Rows | None] | Tensor | None:
         """Decides whether a function may run.
 
-        Returns a list: for each tensor that it returns or writes, its rows or None. If the function depends on other
-        rows, but the ranks can compute it together, returns its result. None: a layer of PyG made the call.
+        Returns a list: for each tensor that it returns or writes, its rows or None. If a row of the result depends on other
+        rows, but the ranks can compute the function together, returns its result. None: a layer of PyG made the call.
 
         Args:
             key: what the verdict depends on; None if it depends on values of tensors.
 
         Raises:
-            RowsMixed: the function depends on other rows.
+            RowsMixed: a row of the result depends on other rows.
         """
         if key is None and is_exempt():
             return None
@@ -263,7 +263,7 @@ class RowCheck(TorchFunctionMode):
         return self._joined(call) if found is None else found
 
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
-        """Computes a function that depends on other rows over all ranks, or refuses it. Returns as :meth:`_verdict`."""
+        """Handles a function whose result depends on several rows: computes it over all ranks if possible, else refuses it. Returns as :meth:`_verdict`."""
         if is_exempt():
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
@@ -277,7 +277,7 @@ class RowCheck(TorchFunctionMode):
         self.refuse(call.name)
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`."""
+        """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`, which reports wrong uses."""
         rows = self._rows_of(args[0])
         out = func(*args, **kwargs)
         if rows is None or rows.marks or not is_of_user():
@@ -298,7 +298,10 @@ class RowCheck(TorchFunctionMode):
         return shape_of(count if dim == rows.lead else size for dim, size in enumerate(out))
 
     def whole_number(self, family: Family) -> int | None:
-        """Returns the family's size in the whole graph, or None. Collective for edges, once per call of the model."""
+        """Returns the number of vertices or edges of the whole graph, or None if it is unknown, as for a selection of them.
+
+        Collective for edges, once per call of the model.
+        """
         if self._graph is None or family.is_selected:
             return None
         if family.what == "vertices":
@@ -333,7 +336,7 @@ class RowCheck(TorchFunctionMode):
                 node.apply = self._checked(f"the backward of {kind.__name__}", node.apply)
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a checked ``function`` of gradients. Tensors with as many rows as vertices count as their rows."""
+        """Wraps a ``function`` of gradients so that it runs under the check. A tensor with as many rows as vertices is taken for rows of vertices."""
         state = {**self._called, "_graph": None, "_assumes": True, "sums_edges": False}
 
         def run(*gradients: Any) -> Any:
@@ -367,7 +370,7 @@ class RowCheck(TorchFunctionMode):
 
 
 def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
-    """Adds to ``call`` the facts about an argument that decide its verdict. False if values of tensors matter too."""
+    """Adds to ``call`` the facts about an argument that decide whether the call may run. False if values of tensors matter too."""
     key = call.key
     if isinstance(value, Tensor):
         rows = call.rows_of(value)

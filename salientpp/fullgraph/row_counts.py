@@ -23,20 +23,20 @@ class Checking(Protocol):
         """Raises an error: a number of rows is used as a value. ``what`` names the use."""
 
     def whole_number(self, family: Any) -> int | None:
-        """Returns the number of rows of a family on all ranks together; None if it is unknown. Collective for edges."""
+        """Returns the number of rows on all ranks together in ``family`` (all vertices, all edges or a selection); None if unknown. Collective for edges."""
 
 
 class Count(torch.SymInt):
-    """Integer that remembers how it was computed from a number of rows.
+    """Number of rows, or integer computed from one, that the user's code may use as a size only.
 
-    It is a symbolic integer, so torch's functions accept it.
+    It remembers how it was computed, so that a trial can use another number of rows. It is a symbolic integer, so torch's functions accept it.
 
     Args:
         value: the integer.
-        of: returns what the integer would be for another number of rows.
-        family: the rows that are counted.
+        of: function from another number of rows to what the integer would be.
+        family: the set that the rows belong to, such as all vertices (:class:`~salientpp.fullgraph.row_trials.Family`).
         form: two integers a and b if the integer is a n + b for n rows, otherwise None.
-        check: refuses uses other than as a size.
+        check: object that refuses uses other than as a size.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Count(torch.SymInt):
 
     @classmethod
     def rows(cls, family: Any, factor: int, check: Checking) -> Count:
-        """Returns the number of rows of a tensor that has ``factor`` rows for each row of a family."""
+        """Makes the count for a tensor that has ``factor`` rows for each vertex or edge of ``family``."""
         return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), check)
 
     def __index__(self) -> int:

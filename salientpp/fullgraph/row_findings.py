@@ -1,4 +1,7 @@
-"""Finds which results of a torch function have rows of vertices or edges: by trials, or by rules for some functions."""
+"""Finds which results of a torch function have rows of vertices or edges, so that the check of rows can follow them.
+
+It tries the function on a few rows; some functions have rules instead.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def found_rows(
         number: number of vertices.
         edge_index: [2, E], the graph's edges.
         seeds: number of seeds of a batch, which are the first vertices; None without seeds.
-        older: returns where a tensor that is older than the call of the model may have rows of vertices.
+        older: function that returns where a tensor that is older than the call of the model may have rows of vertices.
     """
     name, rows = call.name, call.rows
     of_edges = bool(rows) and all(each.family.is_of_edges for each in rows)
@@ -89,7 +92,7 @@ def found_rows(
 
 
 def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_edges: bool) -> list[Rows | None] | None:
-    """Does by trials what :func:`found_rows` does."""
+    """Finds the rows of a function's results by trials. Arguments and result are as of :func:`found_rows`; ``of_edges``: all rows are of edges."""
     rows = call.rows
     if any(each.places for each in rows):
         return _moved_places(call, number, older)
@@ -107,7 +110,7 @@ def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_e
 
 
 def _sorted(call: Call) -> list[Rows | None]:
-    """Returns the rows of the result of sorting rows of edges. The index that sorting returns is not followed."""
+    """Describes the rows of edges that a function has sorted. The check does not follow the index that sorting also returns."""
     rows = call.rows[0]
     if call.name == "argsort" or rows.ids or rows.lead or rows.factor != 1:
         return []
@@ -117,14 +120,14 @@ def _sorted(call: Call) -> list[Rows | None]:
 def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
     """Describes rows of edges in a new order.
 
-    :func:`over_ranks` answers no question about them, as it is unknown which of them are edges into own vertices.
+    :func:`over_ranks` computes nothing from such rows, because it cannot tell which of them are edges into own vertices.
     """
     call.selects = True
     return Rows(Family.of(number, "edges, in another order", (4, 11)), lead)
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
-    """True if a function depends on other rows, but trials with few rows would not show it, such as ``h[:1000]``."""
+    """True if a function does not compute each row separately, but trials with few rows would not show it, as with ``h[:1000]``."""
     name = call.name
     given: Any = call.args[0] if call.args else call.kwargs.get("input")
     rows = call.rows_of(given)
@@ -164,10 +167,7 @@ def _compares_ids(call: Call) -> bool:
 
 
 def _joined_edges(call: Call) -> list[Rows | None] | None:
-    """Describes the rows of a ``cat`` of edges and other rows, such as a self-loop for each vertex.
-
-    None for other functions.
-    """
+    """Describes the rows of a ``cat`` of edges and other rows, such as a self-loop for each vertex. Returns None for other functions."""
     if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
         return None
     tensors = call.args[0]
@@ -181,7 +181,7 @@ def _joined_edges(call: Call) -> list[Rows | None] | None:
 
 
 def _selected_edges(call: Call) -> list[Rows | None] | None:
-    """Returns the rows of a function that selects edges, such as by a mask. None for other functions."""
+    """Describes the rows that a function selects from rows of edges, such as by a mask. Returns None for other functions."""
     name, args = call.name, call.args
     rows = call.rows_of(args[0]) if args else None
     if rows is None or rows.factor != 1:
@@ -232,9 +232,9 @@ def _index_along(dim: int, index: Any, number: int) -> Any:
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns where a function's results have rows, if it only reshapes, copies or selects ``mask.nonzero()``.
+    """Follows positions of rows that a mask selected (``mask.nonzero()``), if a function only reshapes, copies or selects them.
 
-    Returns None if the function does anything else. The returned :class:`Rows` have ``places`` set.
+    Returns :class:`Rows` with ``places`` set for each result, or None if the function does anything else, such as arithmetic.
     """
     if call.name not in _FORMS or len(call.rows) > 1:
         return None
@@ -252,10 +252,9 @@ def number_of_edges(graph: RankGraph, place: str) -> int:
 
 
 def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
-    """Answers a question about integers or booleans of all vertices or edges, such as ``mask.any()``. Collective.
+    """Computes a function such as ``mask.any()`` over the integers or booleans of all ranks' vertices or edges. Collective.
 
-    Returns None for other functions and values.
-    The results have no gradient, so the backward needs no other ranks. If the result is None, it is so on every rank.
+    Returns None for other functions and values; it is then None on every rank. The results have no gradient, so the backward needs no other ranks.
 
     Args:
         place: text that names the user's line. It must be the same on all ranks.
@@ -287,7 +286,10 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
 
 
 def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns the rows of a function that refers to edges or selects vertices. None for other functions."""
+    """Describes the results of functions that have rules: sums by targets of edges, look-ups by targets, selections of vertices.
+
+    Returns None for other functions.
+    """
     name, args = call.name, call.args
     tensors = [*output_tensors([args, call.kwargs])]
     if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
@@ -336,7 +338,7 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
 
 
 def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
-    """Returns the rows of ``mask.nonzero()``: numbers of the selected vertices. None if it is no mask of vertices."""
+    """Describes ``mask.nonzero()``, whose values are the positions of the selected vertices. Returns None if ``mask`` is no mask of vertices."""
     rows = call.rows_of(mask) or older(mask)
     if not _is_mask(mask) or rows is None or rows.family.what != "vertices" or rows.factor != 1:
         return None
@@ -345,12 +347,12 @@ def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) ->
 
 
 def _places_given(dim: Any = None, index: Any = None, *_: Any, **__: Any) -> Any:
-    """Returns the argument ``index`` of a function that selects along dimension 0. None for other dimensions."""
+    """Returns the argument ``index`` of a function such as ``index_select(dim, index)``, if it selects along dimension 0. Else None."""
     return index if type(dim) is int and dim == 0 else None
 
 
 def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
-    """Returns the selection that ``places`` make, if they are all positions that a mask selected, in order, or None."""
+    """Returns the selection of rows at the positions ``places``, if these are the result of ``mask.nonzero()`` for some mask. Else None."""
     if not isinstance(places, Tensor) or places.dim() != 1 or places.dtype != torch.int64:
         return None
     rows = call.rows_of(places)

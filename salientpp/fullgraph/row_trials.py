@@ -1,7 +1,7 @@
 """Tries torch's functions on a few rows, to find out whether a function computes each row separately.
 
-A trial puts the same three rows among others, at other places and among another number of rows. If a function computes each row separately, two trials give the
-same results for these rows.
+Two trials contain the same rows, but at other positions and among other rows, whose number differs. If a function computes each row separately, both trials
+give the same results for these rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Family:
     Attributes:
         number: number of rows.
         what: "vertices", "edges", or a name of the selection.
-        tables: two lists for each of two trials: the numbers of the family's rows that the trial has, and the positions
-            in the trial of the compared rows.
+        tables: for each of two trials, two lists. The first has the numbers of the family's rows that the trial uses. The second has the positions in
+            the trial of the rows whose results are compared.
     """
 
     number: int
@@ -80,8 +80,8 @@ class Rows:
     """Says where a tensor has rows of a family: along dimension ``lead``, with ``factor`` consecutive rows for each row of the family.
 
     Attributes:
-        marks: True if the rows are marks of unusual values, such as ``isnan`` gives.
-        places: True if the values are numbers of rows that a mask selects. On a rank they are other numbers than in one process.
+        marks: True if the rows mark unusual values, as the result of ``isnan`` does.
+        places: True if the values are positions of rows that a mask selects. On a rank they are other numbers than in one process.
         ids: True for rows of edges that are computed from numbers of vertices or of edges, which are other numbers than in one process.
         made: the rows of two trials, if the tensor is computed from a number of rows alone, such as ``torch.arange(n)``; empty for other tensors.
     """
@@ -152,9 +152,9 @@ class Call:
 
     Attributes:
         func, args, kwargs, name: the function, its arguments and its name.
-        rows_of: returns where a tensor has rows; None if the check does not follow it.
+        rows_of: function that returns where a tensor has rows; None if the check does not follow the tensor.
         rows, counts: the arguments that have rows, and those that are numbers of rows.
-        key: facts on which the result of trials depends.
+        key: facts on which the result of trials depends. Calls with equal keys need no new trial.
         is_of_discrete_edges: True if all rows are integers or booleans of edges.
         selects: True if the function selects rows by values, so that the finding holds for this call only.
         has_older: True if an argument that is not followed may have rows of vertices from before the model's call.
@@ -175,7 +175,7 @@ class Call:
 
     @property
     def is_made(self) -> bool:
-        """True if the arguments' rows were all computed from numbers of rows alone, as by ``torch.arange(n)``."""
+        """True if all rows among the arguments were computed from numbers of rows alone, as by ``torch.arange(n)``."""
         return all(rows.made for rows in self.rows)
 
     def families(self) -> list[Family]:
@@ -188,7 +188,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
 
     Args:
         number: number of vertices. A tensor with this number of rows, all equal, may be shortened for a trial.
-        older: returns where a tensor that is older than the call of the model may have rows of vertices.
+        older: function that returns where a tensor that is older than the call of the model may have rows of vertices.
 
     Raises:
         Mixes: rows of the results depend on other rows.

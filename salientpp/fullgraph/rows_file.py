@@ -72,7 +72,7 @@ class RowsFile:
 
     @contextlib.contextmanager
     def storing(self, given: Tensor, num_rows: int) -> Iterator[None]:
-        """Makes autograd keep tensors [num_rows, ...] in the file, inside the context, except views of ``given``."""
+        """Makes autograd keep large tensors [num_rows, ...] in the file, inside the context. Views of ``given``, the caller's rows, stay in memory."""
         owned = given.untyped_storage().data_ptr()
 
         def pack(tensor: Tensor) -> Tensor | _Stored:

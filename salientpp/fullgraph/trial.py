@@ -1,7 +1,7 @@
 """Measures what a word (element of a row), an edge and a vertex cost on these machines, alone and in training steps of a model.
 
-All ranks measure at the same time, because they also train at the same time. The slowest rank counts. Differences between five kinds of steps give
-the costs in a step. Five kinds of steps are timed:
+All ranks measure at the same time, because they also train at the same time. The slowest rank counts. The costs in a step follow from the differences
+between five kinds of steps, which the ranks time:
 
 * the plain step;
 * a step with one vertex of another rank cached;
@@ -90,7 +90,10 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> Constants:
 
 
 def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
-    """False on all ranks if an argument has rows of edges, but is no attribute of the part: new edges lack rows."""
+    """Returns True on all ranks if a plan may recompute vertices. Collective.
+
+    It may not if an argument of the model has rows of edges, but is no attribute of the part: the recomputed vertices' edges would lack rows.
+    """
     known = [graph.edge_index, *graph.edge_tensors.values(), *graph.node_rows.values()]
     edges = graph.edge_index.size(1)
     others = [each for each in arguments if isinstance(each, Tensor) and not any(each is tensor for tensor in known)]
@@ -114,7 +117,12 @@ def _in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any]) -> l
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> Constants:
-    """Computes the time of one vertex, edge and word from the five kinds of steps: seconds, and numbers of items."""
+    """Computes the time of one vertex, edge and word from timed steps.
+
+    Args:
+        rounds: seconds of the five kinds of steps, for each repetition.
+        vertices, edges, words: numbers of kept vertices, edges and arriving words in each kind of step.
+    """
     # Other load changes slowly, so a difference within one repetition contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)
@@ -130,13 +138,13 @@ def times_of(
 
 
 def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
-    """Returns the number of words that arrive in a step. ``words``: per hop, of one row and its gradient."""
+    """Returns the number of words that arrive in a step. ``words``: for each hop, the words of one row and its gradient."""
     received = [hop.route.num_received for hop in part.hops]
     return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
 
 
 def without_halo(graph: LocalGraph) -> LocalGraph:
-    """Returns a part of the same size whose edges all come from own vertices, so that no row travels. Collective."""
+    """Makes a part like ``graph``, whose edges all come from own vertices. Its steps show the time without travelling rows. Collective."""
     number, edges = graph.n_id.numel(), graph.lists.into(graph.n_id)
     begin = graph.offsets[graph.ranks.rank]
     lists = replace(

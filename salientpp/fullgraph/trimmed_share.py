@@ -1,8 +1,8 @@
 """Trims models that the ranks of a host compute together: a layer computes and exchanges only rows that the batch's seeds need.
 
-:mod:`salientpp.nn.trim` finds the hops that each layer needs. A rank's share of the batch is ordered by hops. So the vertices and edges within some hops
-are the first ones of the share, and the halo rows within some hops are the first ones from each rank. A layer is therefore called on the graph of its hops,
-which exchanges rows as the whole share does.
+:mod:`salientpp.nn.trim` finds the hops that each layer needs. A rank's share is the part of the batch that it computes. The share is ordered by hops. So the
+vertices and edges within some hops are its first ones, and the halo rows within them are the first ones from each rank. The model calls each layer on the
+graph of the hops that the layer needs. This graph exchanges rows as the whole share does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trimmed(
     """Wraps a model's call on this rank's share of a batch, so that a trimmed module computes only needed rows.
 
     Collective among the ranks of the host. The first call of each mode, and the first with new numbers among the
-    arguments, is computed twice. ``plans`` keeps the plans that these calls find.
+    arguments, runs the model twice: once to find the plan, which ``plans`` keeps, and once trimmed.
 
     Raises:
         ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
@@ -75,7 +75,7 @@ def trimmed(
 
 
 def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan, equal on a host's ranks. It has a digest of each rank's numeric arguments."""
+    """Returns the key by which ``plans`` holds a call's plan, equal on all ranks of a host. It has a digest of each rank's numeric arguments."""
     key, numbers = keys_of(model.module, args, kwargs)
     if not numbers:
         return key
@@ -120,7 +120,7 @@ class ShareRun(TrimmedRun):
 
 
 class _ShareHops(Hops):
-    """Tells a layer's call how many rows and edges of the share lie within a number of hops."""
+    """Tells a layer's call how many rows and edges of this rank's share of the batch lie within a number of hops."""
 
     def __init__(self, graph: BatchGraph) -> None:
         self.graph = graph
@@ -135,7 +135,7 @@ class _ShareHops(Hops):
 
 
 class ShareCall(LayerCall):
-    """Call of a layer that computes only the needed rows of a share."""
+    """Runs one call of a layer on the needed rows of this rank's share of a batch."""
 
     def __init__(
         self, conv: MessagePassing, call: Call, arguments: dict[str, Any], model: DistributedModel, whole: BatchGraph
