@@ -172,7 +172,14 @@ def in_memory(part: PartitionedGraph, num_neighbors: Any, options: dict[str, Any
 MakeSampler = Callable[[PartitionedGraph, Any, dict[str, Any]], NeighborSampler] | None
 
 
-def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: MakeSampler = None, **more: Any) -> Any:
+def make(
+    root: Path,
+    case: tuple[str, str, dict[str, Any]],
+    form: str,
+    sampler: MakeSampler = None,
+    storage_ranks: int = 0,
+    **more: Any,
+) -> Any:
     """Makes the loader of a case.
 
     Args:
@@ -180,10 +187,11 @@ def make(root: Path, case: tuple[str, str, dict[str, Any]], form: str, sampler: 
         case: (graph, ``"node"`` or ``"link"``, options of the loader).
         form: form of topology, for example ``"parts"``.
         sampler: makes the sampler; None lets the loader make it.
+        storage_ranks: number of ranks that only store, as in :func:`salientpp.load`.
         more: options that replace those of the case.
     """
     of, kind, given = case
-    part = salientpp.load(root / of / form)
+    part = salientpp.load(root / of / form, storage_ranks=storage_ranks)
     options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_neighbors": FANOUTS, **given, **more}
     if of == "typed":
         options["num_neighbors"] = TYPED_FANOUTS

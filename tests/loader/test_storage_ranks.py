@@ -1,69 +1,264 @@
-"""Laws of storage ranks: ranks that only store change no batch, and ranks that train hold no rows but their caches."""
+"""Laws of storage ranks: ranks that only store change no batch, and ranks that train hold no rows but those of their caches."""
 
 from __future__ import annotations
 
+import gc
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import distributed
 import pytest
 import torch
-from distributed import NEVER
-from graphs import random_data
+import torch.distributed as dist
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.groups import Circle
+from salientpp.testing.topology import CASES, SOME, directories, make
 
-FANOUTS, BATCH, PARTS = [4, 3], 8, 8
+PARTS = 8
 
+#: Numbers of ranks that train and of ranks that store.
+LAYOUTS = [(1, 1), (2, 3), (4, 2)]
 
-def directory(root: Path, topology: str) -> str:
-    data = random_data(300, 1500, edge_attributes=True)
-    assignment = torch.arange(data.num_nodes) % PARTS
-    train = torch.cat([(assignment == part).nonzero().flatten()[: 9 + 11 * part % 12] for part in range(PARTS)])
-    salientpp.partition(
-        data, PARTS, root, FANOUTS, BATCH, method=assignment, split={"train": train}, topology=topology
-    )
-    return str(root)
-
-
-def digest(batch) -> tuple:
-    return tuple(batch[name].tolist() for name in ("n_id", "edge_index", "e_id", "input_id", "y", "x", "edge_attr"))
+#: Cases that need code or a sum on the ranks that hold the rows.
+REFUSED = {"mean", "weighted sum"}
 
 
-def loader_of(part, **options) -> NeighborLoader:
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, "logical_ranks": PARTS, **options}
-    return NeighborLoader(part, options.pop("num_neighbors", FANOUTS), "train", **options)
+def contents(value: Any) -> Any:
+    """Returns the contents of a batch as plain values that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return (
+            str(value.dtype),
+            list(value.shape),
+            value.float().tolist() if value.dtype == torch.bfloat16 else value.tolist(),
+        )
+    if isinstance(value, dict):
+        return {name: contents(of) for name, of in value.items()}
+    return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 
-def rounds_of(part, epochs: int = 2, **options) -> list[list[list]]:
-    loader = loader_of(part, **options)
-    return [[list(map(digest, batches)) for batches in loader.rounds()] for _ in range(epochs)]
+def epoch_of(loader: Any) -> list[list[Any]]:
+    return [[contents(batch.to_dict()) for batch in batches] for batches in loader.rounds()]
 
 
-def _train_or_store(rank: int, root: str, num_storage_ranks: int, cases: list[dict]) -> list | None:
-    part = salientpp.load(root, storage_ranks=num_storage_ranks)
+def on_ranks(
+    rank: int, num_storage_ranks: int, of_trainer: Callable[..., Any], root: Path, form: str, *args: Any
+) -> Any:
+    """Serves on a storage rank; on any other calls ``of_trainer``."""
+    part = salientpp.load(root / "one" / form, storage_ranks=num_storage_ranks)
     if part.stores:
         salientpp.serve(part)
-        return None
-    return [rounds_of(part, **options) for options in cases]
+        return "stored"
+    return of_trainer(rank, root, form, num_storage_ranks, *args)
 
 
-def together(per_rank: list[list]) -> list:
-    """Returns, for each epoch and round, the batches of all logical ranks in order."""
-    return [
-        [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*of_epoch)] for of_epoch in zip(*per_rank)
+def run(of_trainer: Callable[..., Any], trainers: int, storage: int, *args: Any, **how: Any) -> list[Any]:
+    """Returns the results of the ranks that train."""
+    found = distributed.run(on_ranks, trainers + storage, storage, of_trainer, *args, **how)
+    assert found[trainers:] == ["stored"] * storage, found[trainers:]
+    return found[:trainers]
+
+
+@pytest.fixture(scope="module", params=["whole", "parts"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return directories(tmp_path_factory.mktemp("stored"), PARTS, request.param), request.param
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def epochs_of(rank: int, root: Path, form: str, storage: int, names: list[str]) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        loader = make(root, CASES[name], form, storage_ranks=storage)
+        found[name] = epoch_of(loader)
+        stats = loader.stats()
+        assert not storage or stats.rows_host == stats.rows_device == 0, f"{name}: this rank holds no rows of its own"
+    return found
+
+
+@pytest.mark.parametrize(("trainers", "storage"), LAYOUTS)
+def test_batches_do_not_depend_on_who_stores(stored: tuple[Path, str], trainers: int, storage: int) -> None:
+    names = [name for name in (CASES if trainers == 2 else SOME) if name not in REFUSED]
+    expected, found = (run(epochs_of, trainers, number, *stored, names) for number in (0, storage))
+    for name, rank in itertools.product(names, range(trainers)):
+        assert found[rank][name] == expected[rank][name], (name, rank)
+
+
+def _planned(rank: int, root: Path, form: str, storage: int) -> list[Any]:
+    found = []
+    for options in (
+        {"memory": "4kB"},
+        {"memory": "4kB", "policy": "degree"},
+        {"replication_factor": "4kB", "lookahead": 4},
+    ):
+        loader = make(root, CASES["three hops"], form, storage_ranks=storage, **options)
+        epochs = [epoch_of(loader) for _ in range(2)]
+        assert loader.memory_used()["cache"] <= 4000
+        if storage:
+            assert loader.stats().rows_cache > 0, options
+        found.append(epochs)
+    return found
+
+
+def test_a_planned_cache_is_the_only_copy_of_rows(stored: tuple[Path, str]) -> None:
+    assert run(_planned, 2, 2, *stored) == run(_planned, 2, 0, *stored)
+
+
+def _uses(rank: int, root: Path, form: str, storage: int) -> list[Any]:
+    """Loops that end early, two loaders at once, a dropped one, and a resumed one."""
+
+    def made(**options: Any) -> Any:
+        return make(root, CASES["logical ranks"], form, storage_ranks=storage, **{"logical_ranks": PARTS, **options})
+
+    found: list[Any] = []
+    loader, other = made(num_workers=1), made(input_nodes="val", shuffle=False, num_neighbors=[2])
+    for stop in (0, 2, 1 + rank, 100):
+        found.append([contents(batch.to_dict()) for batch in itertools.islice(iter(loader), stop)])
+    for one, two in zip(loader.rounds(), other.rounds()):
+        found.append([contents(batch.to_dict()) for batch in [*one, *two]])
+    for _ in range(6):
+        del other
+        gc.collect()
+        other = made(input_nodes="val")
+        found.append(epoch_of(other))
+    again = made()
+    for _ in itertools.islice(again.rounds(), 1):
+        pass
+    state = again.state_dict()
+    following = made()
+    following.load_state_dict(state)
+    found.append([epoch_of(following) for _ in range(2)])
+    if dist.get_world_size() > 1:
+        assert len(Circle.of(tuple(range(dist.get_world_size()))).groups) <= 8, "storage ranks drop loaders too"
+        slowest = loader.metrics(all_ranks=True)["ranks.slowest"]
+        assert 0 <= slowest < dist.get_world_size() - storage
+    return [found, state]
+
+
+def test_storage_ranks_follow_any_use_of_loaders(stored: tuple[Path, str]) -> None:
+    for rank, (found, expected) in enumerate(zip(run(_uses, 2, 2, *stored), run(_uses, 2, 0, *stored))):
+        assert found[0] == expected[0], rank
+        assert {**found[1], "fingerprint": None} == {**expected[1], "fingerprint": None}
+
+
+def _resumed(rank: int, root: Path, form: str, storage: int, state: dict[str, Any]) -> list[Any]:
+    loader = make(root, CASES["logical ranks"], form, storage_ranks=storage, logical_ranks=PARTS)
+    loader.load_state_dict(state)
+    return epoch_of(loader)
+
+
+def test_a_run_continues_with_other_numbers_of_ranks(stored: tuple[Path, str]) -> None:
+    """A state of two ranks that train continues on one and on four, with other storage ranks or none."""
+    (_, state), _ = run(_uses, 2, 1, *stored)
+
+    def together(per_rank: list[Any]) -> list[Any]:
+        return [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*per_rank)]
+
+    expected = together(run(_resumed, 1, 0, *stored, state))
+    assert expected
+    for trainers, storage in ((1, 2), (4, 1), (2, 0)):
+        assert together(run(_resumed, trainers, storage, *stored, state)) == expected, (trainers, storage)
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+def _refused(rank: int, root: Path, form: str, storage: int) -> list[str]:
+    def error(**options: Any) -> str:
+        with pytest.raises((ValueError, TypeError)) as raised:
+            make(root, CASES["plain"], form, storage_ranks=storage, **options)
+        return str(raised.value)
+
+    part = salientpp.load(root / "one" / form, storage_ranks=storage)
+    with pytest.raises(ValueError, match=r"serve\(\) is for a rank that only stores"):
+        salientpp.serve(part)
+    found = [
+        error(ways=[salientpp.ways.cache.Cache(0.1)]),
+        error(partial_aggregation="mean"),
+        error(columns={"x": torch.zeros(3, 2)}),
+        error(cooperate="host"),
+        error(batch_size=0),
+        error(input_nodes="trian"),
+        error(batch_size=4 + rank),
+        error(depht=3),
     ]
+    assert epoch_of(make(root, CASES["plain"], form, storage_ranks=storage)), "the storage ranks go on after mistakes"
+    return found
 
 
-CASES = [{}, {"replication_factor": 0.3}]
+def test_mistakes_are_refused_and_the_storage_goes_on(stored: tuple[Path, str]) -> None:
+    expected = [
+        r"ways= does not work with storage_ranks",
+        r"partial_aggregation= does not work with storage_ranks",
+        r"columns= with row sources does not work with storage_ranks",
+        r"cooperate= does not work with storage_ranks",
+        r"batch_size must be",
+        r"splits",
+        r"batch_size",
+        r"depht",
+    ]
+    for found in run(_refused, 2, 1, *stored):
+        for text, words in zip(found, expected, strict=True):
+            assert words in text
 
 
-@pytest.mark.parametrize("topology", ["whole", "parts"])
-@pytest.mark.parametrize(("trainers", "storage"), [(1, 1), (2, 3), (4, 1)])
-def test_batches_are_those_of_one_process(tmp_path: Path, topology: str, trainers: int, storage: int) -> None:
-    root = directory(tmp_path / "data", topology)
-    expected = together([rounds_of(salientpp.load(root))])
-    per_rank = distributed.run(_train_or_store, trainers + storage, root, storage, CASES)
-    for number, options in enumerate(CASES):
-        found = together([of_rank[number] for of_rank in per_rank if of_rank is not None])
-        assert found == expected, options
+def _loads(rank: int, root: Path) -> list[str]:
+    found = []
+    for options in (
+        {"storage_ranks": 3},
+        {"storage_ranks": -1},
+        {"storage_ranks": "2"},
+        {"storage_ranks": 1, "part_id": 0},
+        {"storage_ranks": 1, "process_group": dist.group.WORLD},
+    ):
+        with pytest.raises(ValueError) as raised:
+            salientpp.load(root, **options)
+        found.append(str(raised.value))
+    part = salientpp.load(root, storage_ranks=1)
+    if part.stores:
+        with pytest.raises(ValueError, match="this rank only stores"):
+            NeighborLoader(part, [2], "train")
+    return found
+
+
+def test_wrong_numbers_of_storage_ranks_are_refused(stored: tuple[Path, str]) -> None:
+    words = ["at least one of the 3 ranks to train", ">= 0", ">= 0", "leave part_id out", "leave process_group out"]
+    for found in distributed.run(_loads, 3, stored[0] / "one" / stored[1]):
+        for text, expected in zip(found, words, strict=True):
+            assert expected in text
+    with pytest.raises(ValueError, match="needs a job of at least 2 ranks, got one process"):
+        salientpp.load(stored[0] / "one" / stored[1], storage_ranks=1)
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def _fails(rank: int, root: Path, form: str, storage: int, how: str) -> None:
+    loader = make(root, CASES["plain"], form, storage_ranks=storage)
+    for _ in itertools.islice(iter(loader), 1):
+        pass
+    iterator = iter(loader)
+    next(iterator)
+    if rank == 1 and how == "raises":
+        raise KeyError("a mistake in the step")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(100):
+        next(iterator)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_a_lost_rank_that_trains_is_named_by_the_storage(stored: tuple[Path, str], how: str) -> None:
+    found = distributed.run(on_ranks, 4, 2, _fails, *stored, how, may_fail=True)
+    for rank in (2, 3):
+        assert found[rank].kind == RankFailure.__name__, found
+        assert "rank 1" in found[rank].text, found
