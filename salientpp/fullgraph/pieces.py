@@ -326,8 +326,7 @@ class _Hold(torch.autograd.Function):
             torch.autocast(kind, enabled=work.autocast[0], dtype=work.autocast[1]),
         ):
             for number, piece in enumerate(_pieces(edge_index, work.bounds, work.size[0])):
-                if work.random:
-                    _set_random_state(work.device, work.random[number])
+                _set_random_state(work.device, work.random[number])
                 rows = [
                     piece.of(slot, each).detach().requires_grad_(need)
                     for slot, each, need in zip(work.slots, tensors, needed, strict=True)
@@ -358,8 +357,7 @@ class _Run(torch.autograd.Function):
         ctx.work = work
         out: Tensor | None = None
         for piece in _pieces(edge_index, work.bounds, work.size[0]):
-            if work.conv.training:
-                work.random.append(_random_state(work.device))
+            work.random.append(_random_state(work.device))  # in evaluation too: a network in the layer may still draw
             rows = work.compute(piece, [piece.of(slot, each) for slot, each in zip(work.slots, tensors)])
             if out is None:
                 shape = [*rows.shape]

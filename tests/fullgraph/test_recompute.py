@@ -143,13 +143,31 @@ def test_only_rows_of_own_vertices_are_kept_and_edges_exist_in_pieces(size, kind
 # --- random numbers and statistics --------------------------------------------------------------------------
 
 
+class Always(torch.nn.Module):
+    """Dropout that draws in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+def drawing(kind: str) -> Any:
+    """Returns a layer that drops at random. "DropoutInEval" has only its dropout in training mode, and "AlwaysInEval" no module."""
+    if not kind.endswith("InEval"):
+        return getattr(pyg, kind)(F, H // 2, heads=2, dropout=0.5)
+    dropout = Always() if kind == "AlwaysInEval" else torch.nn.Dropout(0.5)
+    conv = pyg.EdgeConv(torch.nn.Sequential(torch.nn.Linear(2 * F, H), dropout, torch.nn.Linear(H, H)), aggr="sum")
+    conv.eval()
+    if kind == "DropoutInEval":
+        dropout.train()
+    return conv
+
+
 def slopes(rank: int, size: int, kind: str) -> list[tuple[float, float]]:
     """Returns, for each parameter, the slope that its gradient gives in one direction, and the measured slope with the same random numbers."""
     pieces.PIECE_BYTES = SMALL
     part = local(graph(), offsets=OFFSETS[size])
     torch.manual_seed(4)
-    conv = getattr(pyg, kind)(F, H // 2, heads=2, dropout=0.5).double()
-    model = distribute(conv, part, recompute="layers")
+    model = distribute(drawing(kind).double(), part, recompute="layers")
 
     def loss() -> Tensor:
         torch.manual_seed(100 + rank)
@@ -172,7 +190,10 @@ def slopes(rank: int, size: int, kind: str) -> list[tuple[float, float]]:
     return found
 
 
-@pytest.mark.parametrize(("size", "kind"), [(2, "GATConv"), (1, "TransformerConv"), *rare((2, "GATv2Conv"))])
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [(2, "GATConv"), (1, "TransformerConv"), (2, "DropoutInEval"), (1, "AlwaysInEval"), *rare((2, "GATv2Conv"))],
+)
 def test_pieces_draw_the_same_dropout_again(size, kind):
     for found in distributed.run(slopes, size, size, kind):
         for given, measured in found:
