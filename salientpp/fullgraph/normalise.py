@@ -35,7 +35,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
     given = rows.dtype
     rows = rows.to(wide(given))
     own, number = rows[: graph.num_counted], graph.num_vertices
-    if norm.training and number < 2:
+    if number == 1 or (norm.training and not number):  # as torch, which says "when training" in evaluation too
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
     mean = total(own.sum(0), graph.averaging) / number
     variance = total((own - mean).square().sum(0), graph.averaging) / number

@@ -17,6 +17,7 @@ from layer_graph import Called, F, H, N, differences, gradients, graph
 from pyg_layers import CASES, NAMES, words_of
 from rare import rare
 from torch.nn import Linear, Sequential
+from torch_geometric.data import Data
 
 from salientpp.fullgraph import Preload, distribute, local, loss_mean, pieces
 from salientpp.fullgraph.layers import REFUSED, refusals
@@ -164,6 +165,29 @@ def test_modules_that_read_further_vertices_are_refused_by_name(make, words):
 def test_norms_of_single_rows_and_of_batches_are_not_refused():
     model = Sequential(pyg.LayerNorm(F, mode="node"), pyg.BatchNorm(F), torch.nn.LayerNorm(F))
     assert list(refusals(model)) == []
+
+
+def errors_over_one_vertex(rank: int, size: int, trains: bool, tracks: bool) -> list[str]:
+    """Returns the errors of batch normalisation of one vertex, in one process and over ranks; "" without an error."""
+    data, found = Data(x=torch.ones(1, F), edge_index=torch.zeros(2, 1, dtype=torch.int64)), []
+    part = local(data, offsets=[0, *[1] * size])
+    norm = torch.nn.BatchNorm1d(F, track_running_stats=tracks).train(trains)
+    for model, x in ((norm, data.x), (distribute(norm, part), part.x)):
+        try:
+            model(x)
+            found.append("")
+        except ValueError as error:
+            found.append(str(error).partition(", got")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "trains", "tracks"), [(1, True, True), (1, False, True), (2, False, False), *rare((1, False, False))]
+)
+def test_batch_normalisation_of_one_vertex_fails_without_running_statistics_in_evaluation_too(size, trains, tracks):
+    for alone, over_ranks in distributed.run(errors_over_one_vertex, size, size, trains, tracks):
+        assert over_ranks == alone
+        assert bool(alone) == (trains or not tracks)
 
 
 def test_compiled_layers_are_refused_and_other_compiled_modules_are_not():
