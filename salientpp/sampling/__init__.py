@@ -1,1 +1,1 @@
-"""Seeds, schedules, topologies and the sampler: from seeds to the vertices and edges of a batch."""
+"""Samples batches: checks the seeds, divides them among ranks and batches, and draws the vertices and edges around them."""

@@ -126,7 +126,7 @@ class BidirectionalNeighborSampler(BaseSampler):
         return self.forward_sampler.topology.num_vertices[None]
 
     def settings(self) -> dict[str, Any]:
-        """Returns the sampling options as plain values."""
+        """Returns the sampling options as plain values, for the saved state of a loader."""
         return self.forward_sampler.settings()
 
     # --- sampling -----------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class BidirectionalNeighborSampler(BaseSampler):
             key: 64-bit; fixes all draws. None draws a key from torch's global generator.
 
         Returns:
-            A sample as :meth:`~salientpp.sampling.topology.Topology.sample` describes it. A repeated seed stands in ``node`` each time, but is expanded once.
+            A sample as :meth:`~salientpp.sampling.topology.Topology.sample` describes it. A repeated seed is in ``node`` each time, but draws neighbours once.
             The counts of a hop hold the new vertices and the new edges of both directions.
         """
         key = key_of_draws(key)
@@ -200,11 +200,17 @@ class _Batch:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor]:
-        """The ids and the trees of the vertices that the next hop expands, int64 [f] each."""
+        """Vertices that the next hop expands: their ids and the numbers of their trees, int64 [f] each. Without ``disjoint``, each tree number is 0."""
         return self.node[self.first], self.tree[self.first]
 
     def add(self, drawn: Mfg, tree_of_seed: Tensor, is_backward: bool) -> None:
-        """Adds draws for the frontier. ``tree_of_seed`` is the tree of each vertex of the frontier."""
+        """Adds the edges that were drawn for the frontier in one direction, and their new vertices.
+
+        Args:
+            drawn: sample of one hop, whose seeds are the frontier.
+            tree_of_seed: int64 [f], the tree of each vertex of the frontier.
+            is_backward: True if the draw followed edges out of the frontier.
+        """
         assert (
             isinstance(drawn, SamplerOutput) and drawn.edge is not None
         )  # a topology with one type gives such samples
@@ -220,7 +226,7 @@ class _Batch:
         self.edge = torch.cat([self.edge, drawn.edge.to(torch.int64)])
 
     def end_hop(self) -> None:
-        """Leaves out edges that were drawn before, and makes the new vertices the frontier."""
+        """Removes edges that were drawn twice, and makes the new vertices the frontier of the next hop."""
         size = int(self.edge.max()) + 1 if self.edge.numel() else 0
         once = _first_places(self.tree[self.col] * size + self.edge).unique()
         self.row, self.col, self.edge = self.row[once], self.col[once], self.edge[once]
@@ -255,7 +261,7 @@ class _Batch:
 
 
 def _first_places(values: Tensor) -> Tensor:
-    """Returns, for each value, the place of its first occurrence, int64 [n]."""
+    """Returns, for each value, the index of its first occurrence in ``values``, int64 [n]."""
     unique, inverse = values.unique(return_inverse=True)
     places = torch.arange(values.numel(), device="cpu")
     return torch.zeros_like(unique).scatter_reduce_(0, inverse, places, "amin", include_self=False)[inverse]

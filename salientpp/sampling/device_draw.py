@@ -22,18 +22,19 @@ SHARE_OF_FREE_MEMORY = 0.5
 
 
 def can_draw_on(device: torch.device) -> bool:
-    """True if kernels run on the device: Triton is installed and this is a CUDA device, or Triton interprets kernels (``TRITON_INTERPRET=1``)."""
+    """Returns True if this module can draw on the device: a CUDA device with Triton, or any device if Triton interprets kernels (``TRITON_INTERPRET=1``)."""
     return has_kernel(device) or (has_triton() and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceGraph:
-    """The arrays of a graph where kernels read them: on a device, or in pinned memory of the host.
+    """Arrays of a graph in memory that the kernels can read: on the device, or in pinned memory of the host.
 
     Attributes:
-        indptr: int64 [N + 1].
-        lists: by position, sources int32 or int64, or links. A link has the source in its lower 32 bits and the edge's id in the upper 32.
-        ids: by position, ids of the edges, int64, or links; None: positions are the ids.
+        indptr: int64 [N + 1]. The edges into vertex v have the positions indptr[v] to indptr[v + 1] - 1 in the arrays below.
+        lists: [E], the source of each edge, int32 or int64. If ``is_linked``, int64 links: the source in the lower 32 bits, the edge's id in the upper 32.
+        ids: int64 [E], the id of each edge; if ``is_linked``, the same tensor as ``lists``. None: an edge's position is its id.
+        is_linked: True if ``lists`` holds links.
         device: device of the kernels.
     """
 
@@ -72,7 +73,7 @@ class DeviceGraph:
         return sum(array.nbytes for array in arrays.values())
 
     def new_table(self) -> Tensor:
-        """Returns a table int32 [N], in which one thread's :func:`sample_neighbors` keeps local ids."""
+        """Returns scratch memory for one thread's :func:`sample_neighbors`: int32 [N], the index of each vertex in the batch while it is drawn."""
         from salientpp.sampling.device_kernels import UNSEEN
 
         return torch.full((self.num_vertices,), UNSEEN, dtype=torch.int32, device=self.device)
@@ -146,10 +147,11 @@ def sample_neighbors(
 def _slots(
     graph: DeviceGraph, frontier: Tensor, fanout: int, batch_key: int, hop: int, replace: bool, num_found: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Draws the neighbours of a hop.
+    """Draws the neighbours of a hop. Each vertex of the frontier has numbered slots, one for each neighbour that it may draw.
 
-    Returns for each slot (a neighbour to draw) a position in the lists, and the vertex's place in ``frontier``. The
-    position is -1 in an unused slot. The indices are None if each vertex has ``fanout`` slots.
+    Returns:
+        The position in the graph's lists of the edge drawn in each slot, int32 or int64 [slots], with -1 in unused slots. Then the index in ``frontier``
+        of each slot's vertex, int64 [slots], or None if each vertex has ``fanout`` slots.
     """
     from salientpp.sampling import device_kernels as kernels
 
@@ -191,7 +193,13 @@ def _find(
     fanout: int,
     num_found: int,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the new vertices of a hop in order of discovery, int64 [n], and its edges, int64 [3, e]."""
+    """Returns the new vertices of a hop in order of discovery, int64 [n], and its edges, int64 [3, e].
+
+    Args:
+        position, owner: the drawn slots, as :func:`_slots` returns them.
+        first_target: index in the batch of the first vertex of the frontier.
+        num_found: number of vertices found in earlier hops, with the seeds.
+    """
     from salientpp.sampling import device_kernels as kernels
 
     slots, device = position.numel(), graph.device

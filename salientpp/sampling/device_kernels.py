@@ -202,12 +202,12 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 def draw(frontier: Tensor, indptr: Tensor, position: Tensor, fanout: int, key: int, hop: int, replace: bool) -> None:
-    """Writes the slots of a hop with uniform draws.
+    """Draws neighbours uniformly for all vertices of a hop, and writes the positions of the drawn edges.
 
     Args:
         frontier: int64 [n], the vertices that draw.
         indptr: int64 [N + 1].
-        position: int32 or int64 [n * fanout], is written.
+        position: int32 or int64 [n * fanout], is written: positions of edges in the graph's lists, ``fanout`` slots per vertex, -1 in unused slots.
         fanout: 1 to ``MOST_DRAWS``.
         key: signed 64-bit key of the batch.
     """
@@ -227,13 +227,13 @@ def read_lists(frontier: Tensor, indptr: Tensor, begin: Tensor, degree: Tensor) 
 
 
 def mark(position: Tensor, lists: Tensor, is_linked: bool, source: Tensor, table: Tensor) -> None:
-    """Writes the source of each used slot, and marks the first slot of each source in ``table`` int32 [N]."""
+    """Writes the source of each used slot. In ``table`` int32 [N], it marks the first slot that holds each vertex that is new to the batch."""
     slots = position.numel()
     _mark[(triton.cdiv(slots, _BLOCK),)](position, lists, source, table, slots, LINKED=is_linked, BLOCK=_BLOCK)
 
 
 def flag(position: Tensor, source: Tensor, table: Tensor, flags: Tensor) -> None:
-    """Writes a number per slot, int64: 2**32 if the slot is used, plus 1 if it is the first slot of a new vertex."""
+    """Writes numbers whose running sums count edges and new vertices. Per slot, int64: 2**32 if it is used, plus 1 if it is the first of a new vertex."""
     slots = position.numel()
     _flag[(triton.cdiv(slots, _BLOCK),)](position, source, table, flags, slots, BLOCK=_BLOCK)
 

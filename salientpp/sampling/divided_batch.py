@@ -1,8 +1,8 @@
-"""Division of a sampled batch into the shares of the ranks of a host.
+"""Divides a sampled batch among the ranks of a host, which then compute it together.
 
-Each rank gets its vertices, the edges into them, and lists of the rows that it sends and receives; see :mod:`salientpp.sampling.host_share`. Every vertex
-and every edge of the batch is in exactly one share. The method is known as cooperative batching (GraNNDis; Song et al., PACT 2024, arXiv:2311.06837) and
-split parallelism (GSplit; Polisetty et al., MLSys 2025, arXiv:2303.13775).
+Each rank gets a share: its vertices, the edges into them, and lists of the rows that it sends and receives; see :mod:`salientpp.sampling.host_share`. Every
+vertex and every edge of the batch is in exactly one share. The method is known as cooperative batching (GraNNDis; Song et al., PACT 2024, arXiv:2311.06837)
+and split parallelism (GSplit; Polisetty et al., MLSys 2025, arXiv:2303.13775).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from salientpp.sampling.topology import Mfg
 
 @dataclass
 class BatchShare(SamplerOutput):
-    """One rank's share of a sampled batch. ``node`` and ``edge`` have only this rank's vertices and edges.
+    """Part of a sampled batch that one rank of a host computes. ``node`` and ``edge`` have only this rank's vertices and edges.
 
     Attributes:
         share: the rows that the rank sends and receives, the numbering of ``row`` and ``col``, and a description of the whole batch.
@@ -52,12 +52,12 @@ def shares_of(mfg: Mfg, owner: Tensor, ranks: int) -> list[BatchShare]:
 
 
 def share_of(mfg: Mfg, owner: Tensor, ranks: int, place: int) -> BatchShare:
-    """Returns the share of the rank ``place``, equal to that of :func:`shares_of`, with less work."""
+    """Returns the entry ``place`` of :func:`shares_of`, without the work for the other ranks. ``place`` is the index of a rank on its host."""
     return _divide(mfg, owner, ranks, range(place, place + 1))[0]
 
 
 def _divide(mfg: Any, owner: Tensor, ranks: int, places: range) -> list[BatchShare]:
-    """Returns the shares of the ranks ``places``: all, or one."""
+    """Returns the shares of the ranks with the indices ``places`` on the host: all ranks, or one."""
     _check(mfg, owner, ranks)
     edges_within = list(accumulate(mfg.num_sampled_edges))
     divided = ops.divide_batch(
@@ -138,5 +138,5 @@ def _check(mfg: Any, owner: Tensor, ranks: int) -> None:
 
 
 def steps(totals: Sequence[int]) -> list[int]:
-    """Returns the differences between running totals; the first total counts from 0."""
+    """Returns the numbers that were added up to running totals: [2, 3, 4] for [2, 5, 9]."""
     return [after - before for before, after in zip([0, *totals], totals)]

@@ -1,7 +1,7 @@
-"""Edges of a sampled batch as lists by target, and the same edges as lists by source.
+"""Groups the edges of a sampled batch by target, for the forward pass of a layer, and by source, for its gradients.
 
-A sampler returns edges in ascending order of their targets, so row pointers are enough to group them. Products over the lists write one row
-per list; their gradients run over the lists by source.
+A sampler returns edges in ascending order of their targets, so row pointers are enough to group them. A layer then writes one output row per list of edges,
+and its gradient writes one row per list by source.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class EdgeLists:
     """Edges of one relation, grouped by target.
 
     Attributes:
-        indptr: int64 [T + 1]. The edges into target t are at the places indptr[t] to indptr[t + 1] - 1.
-        source: int32 or int64 [E], the source of the edge at each place, in [0, num_sources).
-        edge: int32 [E], the column in the batch's ``edge_index`` of the edge at each place; -1 for an added self-loop. None: the column is the place.
+        indptr: int64 [T + 1]. The edges into target t have the indices indptr[t] to indptr[t + 1] - 1 in the arrays below.
+        source: int32 or int64 [E], the source of each edge, in [0, num_sources).
+        edge: int32 [E], the column of each edge in the batch's ``edge_index``; -1 for an added self-loop. None: edge i is column i.
         num_sources: S, the number of possible sources.
     """
 
@@ -38,9 +38,9 @@ class EdgeLists:
 
     @property
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Lists by source: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E].
+        """The same edges grouped by source, for gradients: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E].
 
-        ``place`` holds the edges' positions in the lists by target, ascending for each source.
+        ``place`` holds the index of each edge in :attr:`source`, ascending for each source.
 
         The lists are made on first use. Two threads that ask at the same time may both make them.
         """
@@ -53,7 +53,7 @@ class EdgeLists:
         return made
 
     def __getstate__(self) -> dict[str, object]:
-        """Returns the state for a copy: everything except the lists on other devices."""
+        """Returns the state for copies and pickles, without the copies that :meth:`to` made on devices."""
         return {name: value for name, value in self.__dict__.items() if name != "_moved"}
 
     def num_places(self, num_targets: int) -> int:
@@ -65,7 +65,7 @@ class EdgeLists:
         return self.indptr[1 : num_targets + 1] - self.indptr[:num_targets]
 
     def targets(self, num_targets: int) -> Tensor:
-        """Returns the target of each place of the first ``num_targets`` targets, int64."""
+        """Returns the target of each edge that leads to one of the first ``num_targets`` targets, int64."""
         every = torch.arange(num_targets, device=self.indptr.device)
         return torch.repeat_interleave(every, self.sizes(num_targets), output_size=self.num_places(num_targets))
 
@@ -85,7 +85,7 @@ class EdgeLists:
         return self._copied(pinned)
 
     def moved(self) -> Iterator[Tensor]:
-        """Yields the tensors of the copies that :meth:`to` made on devices."""
+        """Yields the tensors that :meth:`to` made on devices, so that the loader can tell CUDA streams that they are in use."""
         for lists in self.__dict__.get("_moved", {}).values():
             yield from (array for array in lists._arrays() if array is not None)
 

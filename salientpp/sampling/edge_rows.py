@@ -1,4 +1,4 @@
-"""Attributes of a batch's edges that other ranks hold. They arrive together with the draws of these edges."""
+"""Reads the attributes of a batch's edges. If another rank drew an edge for this rank, its attributes arrived with the draw."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import RowSource, take_rows
 from salientpp.store.tiers import NO_IDS
 
-#: By edge type.
+#: Received edge attributes, by edge type.
 EdgeRowsByType = Mapping[Any, "EdgeRows"]
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeRows:
-    """Attributes of edges of one relation.
+    """Attributes of edges of one relation, as other ranks sent them.
 
     Attributes:
         number: int64 [e], numbers of the edges, ascending and distinct.
@@ -49,9 +49,10 @@ def joined_rows(samples: Sequence[EdgeRowsByType]) -> dict[Any, EdgeRows]:
 def take_edge_rows(
     name: str, held: Tensor | RowSource, first_edge: int, number: Tensor, arrived: EdgeRows | None
 ) -> Tensor:
-    """Returns the rows [e, ...] of an attribute for edges of one relation.
+    """Returns the rows [e, ...] of an attribute for edges of one relation, from this host's rows and those that arrived.
 
     Args:
+        name: name of the attribute.
         held: rows of the edges ``first_edge``, ``first_edge + 1``, ..., which this host holds. If they are :class:`NarrowRows`, the others arrive encoded.
         number: int64 [e], numbers of the edges.
         arrived: rows of the other edges, or None.

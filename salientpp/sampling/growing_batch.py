@@ -89,7 +89,7 @@ class GrowingBatch:
         )  # fmt: skip
 
     def vertices(self, type_: int, first: int = 0) -> Vertices:
-        """Returns the vertices of a type from position ``first`` on."""
+        """Returns the vertices of a type from position ``first`` in ``n_id`` on."""
         ids, tree = self.n_id[type_][first:], self.tree[type_][first:] if self.tree else None
         now, since = (
             None if time is None or tree is None else time[tree] for time in (self.tree_time, self.tree_since)
@@ -102,7 +102,7 @@ class GrowingBatch:
         return [self.vertices(type_, first) for type_, first in enumerate(self.first)]
 
     def join(self, drawn: Sequence[Sequence[Group]]) -> None:
-        """Adds a hop. ``drawn``: per relation, draws of the frontier's vertices of its target type."""
+        """Adds the edges and new vertices of a hop. ``drawn``: for each relation, the draws of those frontier vertices that have its target type."""
         begin, size = self.first, [ids.numel() for ids in self.n_id]
         lists = [merged_sources(size[target] - begin[target], of) for of, (_, target) in zip(drawn, self.ends)]
         self.n_id, self.tree, self.edge_index = ops.join_drawn(
@@ -129,9 +129,9 @@ class GrowingBatch:
             )
 
     def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
-        """Returns the sample, with three attributes more: ``reads``, ``list_bytes``, and ``edge_rows``.
+        """Returns the sample in PyG's class, with three more attributes: ``reads`` and ``list_bytes`` for statistics, and ``edge_rows``.
 
-        ``edge_rows`` are, by edge type, the attributes of edges that came with draws.
+        ``edge_rows`` has, by edge type, the edge attributes that other ranks sent with their draws.
         """
         edges: list[Tensor | None] = [None] * len(self.ends)
         if not only_vertices:
@@ -146,7 +146,7 @@ class GrowingBatch:
 
 
 def _moved(position: Tensor | None, begin: int, end: int) -> Tensor | None:
-    """Converts positions that count from vertex ``begin`` to positions among all ``end`` vertices. None: every vertex from ``begin`` on."""
+    """Converts positions that count from vertex ``begin`` to positions among all ``end`` vertices. ``position=None`` means each vertex from ``begin`` on."""
     if begin == 0:
         return position
     return torch.arange(begin, end, device="cpu") if position is None else position + begin

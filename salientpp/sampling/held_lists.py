@@ -17,7 +17,7 @@ from salientpp.store.tiers import NO_IDS
 
 
 class HopDraw(NamedTuple):
-    """Values that, together with the vertices, determine the draws of one hop.
+    """Key and options of the draws of one hop. With the same values, every rank draws the same neighbours for a vertex.
 
     Attributes:
         key: key of the batch's draws.
@@ -36,7 +36,7 @@ class HopDraw(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Numbers of neighbour lists that a batch of this rank read: ``own`` of this host, ``remote`` of other ranks."""
+    """Numbers of neighbour lists that were read for a batch, for statistics: ``own`` by this rank, ``remote`` by other ranks on its behalf."""
 
     own: int = 0
     remote: int = 0
@@ -95,11 +95,11 @@ class Drawn:
 
     @property
     def number(self) -> Tensor:
-        """int64 [e], numbers of the edges in the whole graph. It is computed when it is read."""
+        """Numbers of the edges in the whole graph, int64 [e]. Each access computes them."""
         return merged_numbers(self.count.numel(), [(None, self)])
 
 
-#: Draws of one holder of lists: the positions int64 [m] of its vertices among those of the batch, and its draws. None: vertex i has position i.
+#: Draws of one holder of lists for m of the vertices that draw: positions int64 [m] of these among all (None: all, in order), and the drawn edges.
 Group = tuple[Tensor | None, Drawn]
 
 
@@ -122,9 +122,11 @@ class Lists:
     first_row: int = 0
 
     def draw(self, place: Tensor, of: Vertices, hop: HopDraw, keeps_edges: bool, with_rows: bool) -> Drawn:
-        """Draws from the lists at ``place``, int64 [m], for these vertices.
+        """Draws neighbours of some vertices from their lists.
 
         Args:
+            place: int64 [m], the index in the arrays of each vertex's list.
+            of: the m vertices.
             keeps_edges: False: only ``count`` and ``source`` are wanted.
             with_rows: add the attributes of the edges, and ``first``.
         """
@@ -140,7 +142,7 @@ class Lists:
     def edges_between(
         self, place: Tensor, of: Vertices, members: Vertices, num_sources: int, num_trees: int, with_rows: bool
     ) -> Drawn:
-        """Finds all edges in the lists at ``place`` whose source is one of the ``members`` of the same tree.
+        """Finds the edges of an induced subgraph: those in the lists at ``place`` whose source is among the ``members`` of the same tree.
 
         With times, it finds only edges that the tree's seed may see, by the time of the edge or of its source.
         """
@@ -158,7 +160,7 @@ class Lists:
         return torch.tensor([self.first_edge], dtype=torch.int64, device="cpu")
 
     def _numbered(self, place: Tensor, drawn: Drawn, with_rows: bool) -> Drawn:
-        """Returns ``drawn``, whose ``offset`` holds positions in the arrays, with numbers of edges instead of these."""
+        """Converts the positions in ``drawn.offset``, which count in this object's arrays, to numbers of edges. ``with_rows`` adds their attributes."""
         position, ids = drawn.offset, self.relation.edge_id
         assert position is not None  # as the caller made it
         stored = position if ids is None else ids[position].to(torch.int64)

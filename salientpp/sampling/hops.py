@@ -28,7 +28,7 @@ Asked = set[tuple[Relation, bool, bool]]
 
 
 class Demand:
-    """Switch of this process. ``hops`` is True once a model was trimmed: later batches then keep their hops."""
+    """Tells the loaders of this process whether batches keep their hops. ``nn.trim`` sets ``hops`` to True, because trimmed models read them."""
 
     hops = False
 
@@ -85,7 +85,7 @@ class Hops:
         return counts[min(hops + 1, len(counts) - 1)]
 
     def lists(self, relation: Relation, self_loops: bool = False) -> EdgeLists | None:
-        """Returns the edges of a relation, grouped by target; None if they are not in the order that this module describes.
+        """Returns the edges of a relation, grouped by target; None if they are not ordered by hop and by target.
 
         Args:
             self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`. None is returned if there are more targets than sources.
@@ -126,7 +126,7 @@ class Hops:
                     lists.by_source  # noqa: B018 (made on first use)
 
     def made_lists(self) -> dict[Any, EdgeLists]:
-        """Returns the lists that were made so far, by their key in :attr:`kept`."""
+        """Returns the edge lists that were made so far, by (relation, has self-loops)."""
         return {key: lists for key, lists in self.kept.items() if isinstance(lists, EdgeLists)}
 
     def __reduce__(self) -> Any:
@@ -138,7 +138,7 @@ class Hops:
 
 
 def hops_of(mfg: Mfg, asked: Asked) -> Hops | None:
-    """Returns a sampled batch's hops, for the loader that keeps ``asked``; None if edges were not drawn hop by hop."""
+    """Returns a sampled batch's hops, or None if edges were not drawn hop by hop. ``asked`` is the set that all batches of the loader share."""
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     if nodes is None or edges is None or mfg.orig_row is not None or mfg.row is None:
         return None

@@ -43,7 +43,9 @@ class WholeBatch:
 
 @dataclass(frozen=True, eq=False)
 class HostShare:
-    """One rank's share of a batch. Below, "within h hops" means: at most h hops from the seeds.
+    """Tells one rank which rows it sends and receives while the ranks of a host compute a batch together.
+
+    Below, "within h hops" means: at most h hops from the seeds.
 
     Attributes:
         num_vertices: number of vertices of the whole batch.
@@ -52,7 +54,7 @@ class HostShare:
         send: int64, numbers (0 to n - 1) of own vertices whose rows other ranks need, grouped by receiver, ascending within a group. On the CPU.
         sent: for each rank of the host, numbers of the rows in ``send`` that go to it, within 0, 1, 2, ... hops.
         received: for each rank of the host, numbers of the rows in the halo that come from it, within 0, 1, 2, ... hops.
-        whole: the batch of the share.
+        whole: description of the whole batch, which the ranks compare.
     """
 
     num_vertices: int

@@ -1,4 +1,4 @@
-"""Draws PyG's samples over a topology whose parts several ranks hold, with exchanges between these ranks."""
+"""Draws PyG's samples from a graph that is divided among hosts. A batch waits in rounds while other ranks answer its requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from salientpp.sampling.topology import ByType, Mfg
 
 
 class _Seeds(BaseException):
-    """Raised to get the seeds that PyG's function makes. It is no ``Exception``, so that PyG does not catch it."""
+    """Carries the seeds that PyG's function makes out of that function. It is no ``Exception``, so that PyG does not catch it."""
 
     def __init__(self, seed: Tensor | ByType, time: Any) -> None:
         super().__init__()
@@ -39,7 +39,9 @@ def drawing_of(
     draw_key: int | None = None,
     only_vertices: bool = False,
 ) -> Drawing:
-    """Draws what the sampler's own method would draw for these inputs, with exchanges between ranks.
+    """Draws what ``sampler.sample_from_nodes`` or ``sample_from_edges`` would draw, with exchanges between ranks.
+
+    The generator yields requests to other ranks, and is sent their answers.
 
     Args:
         sampler: a sampler over a :class:`~salientpp.sampling.part_topology.PartTopology`.
@@ -80,7 +82,7 @@ def drawing_of(
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round of drawing a batch, in which the batch waits for other ranks' answers to its requests.
+    """Batch that is being drawn and waits for other ranks' answers to its requests.
 
     Attributes:
         drawing: generator that continues when it is sent the answers.
@@ -94,11 +96,11 @@ class Round:
 
     @classmethod
     def begin(cls, drawing: Drawing, finish: Callable[[Mfg], Any]) -> Any:
-        """Draws until the first round. Returns a :class:`Round`, or the result if no round is needed."""
+        """Draws until other ranks must be asked. Returns a :class:`Round` with the requests, or the result if nothing must be asked."""
         return cls._until_next(drawing, finish, None)
 
     def end(self, answers: Packets) -> Any:
-        """Draws with the answers until the next round. Returns a :class:`Round`, or the result after the last one."""
+        """Draws on with the answers. Returns a :class:`Round` if other ranks must be asked again, else the result."""
         return self._until_next(self.drawing, self.finish, answers)
 
     @classmethod
@@ -111,7 +113,7 @@ class Round:
 
 
 def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg]]:
-    """Draws several samples at the same time, so that one packet has the requests of all of them."""
+    """Draws several samples at the same time, so that one packet has the requests of all of them. All must need the same number of rounds."""
     answers: list[Packets | None] = [None] * len(drawings)
     while True:
         asks: list[Packets] = []
@@ -130,7 +132,7 @@ def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg
 
 
 def answer_joined(topology: PartTopology, packet: Tensor) -> Tensor:
-    """Answers a packet of :func:`in_step`. An empty packet gets an empty answer."""
+    """Answers the requests that another rank's :func:`in_step` put into one packet. An empty packet gets an empty answer."""
     return (
         pack([topology.answer(own) if own.numel() else NO_BYTES for own in unpack(packet)])
         if packet.numel()

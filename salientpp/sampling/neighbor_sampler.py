@@ -199,7 +199,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def node_time(self) -> Tensor | dict[Any, Tensor] | None:
-        """Times of the vertices as int64 of the graph's clock."""
+        """Times of the vertices, converted to int64 by the graph's clock; None without times."""
         times = self.topology.node_time
         return (dict(times) or None) if self.is_hetero else times.get(None)
 
@@ -209,7 +209,7 @@ class NeighborSampler(BaseSampler):
         return self.topology.nbytes
 
     def settings(self) -> dict[str, Any]:
-        """Returns the sampling options as plain values."""
+        """Returns the sampling options as plain values, for the saved state of a loader."""
         return {
             "num_neighbors": self.fanouts if self.is_hetero else self.fanouts[0],
             "replace": self.replace,
@@ -296,7 +296,7 @@ class NeighborSampler(BaseSampler):
         on_clock: bool = False,
         only_vertices: bool = False,
     ) -> Mfg:
-        """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the times are already values of the graph's clock."""
+        """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: ``seed_time`` is already int64 of the graph's clock."""
         seeds, key, options, times = self.arguments(seed, seed_time, key_of_draws(key), on_clock, only_vertices)
         out = self.topology.sample(seeds, key, options, times, only_vertices=only_vertices)
         if self.sample_direction == "backward":
@@ -312,7 +312,7 @@ class NeighborSampler(BaseSampler):
     def arguments(
         self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool
     ) -> tuple[ByType, int, DrawOptions, ByType | None]:
-        """Returns the arguments of :meth:`Topology.sample` up to ``seed_time``."""
+        """Converts seeds and times, as PyG passes them, to the arguments of :meth:`Topology.sample` up to ``seed_time``."""
         if self.shared_draws is not None:
             self._check_shared_draws()  # `replace` may have changed since construction
         seeds = {name: ids.to(torch.int64) for name, ids in ids_by_type(seed).items()}

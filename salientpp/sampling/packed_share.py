@@ -1,4 +1,4 @@
-"""Shares of a batch as bytes, which one rank of a host writes and another reads."""
+"""Converts shares of a batch to bytes and back, because one rank draws a batch and the other ranks of its host read their shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from salientpp.sampling.packets import pack, unpack
 
 
 def pack_share(share: BatchShare) -> Tensor:
-    """Returns a share as a packet, uint8 [bytes].
+    """Packs one rank's share of a batch into bytes, uint8 [bytes].
 
     Raises:
         TypeError: the ids or the times of its seeds are not int64.

@@ -27,8 +27,8 @@ def pack(sections: Sequence[Tensor], lists: Mapping[int, tuple[Tensor, Tensor]] 
 
     Args:
         sections: int64 tensors [n] of integers, and uint8 tensors [n] of other bytes, on the CPU. At least one.
-        lists: number of a section that holds lists -> the length and the base of each list, int64 [m] each. The packet gets the integers minus the base
-            of their list, which are smaller.
+        lists: for sections that hold lists of integers, by index of the section: the length and the base of each list, int64 [m] each. The packet stores
+            each integer minus the base of its list, because smaller numbers take fewer bytes.
     """
     of = [(lists or {}).get(number, (None, None)) for number in range(len(sections))]
     return pack_integers(

@@ -143,7 +143,7 @@ class PartTopology(Topology):
         ]
 
     def num_rounds(self, num_hops: int, induced: bool) -> int:
-        """Returns the number of rounds in which a batch of this many hops is drawn."""
+        """Returns how many times a batch with ``num_hops`` hops exchanges requests and answers with other ranks."""
         return max(0, num_hops - self.seeds_are_held) + induced
 
     def sample(
@@ -171,8 +171,9 @@ class PartTopology(Topology):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Drawing:
-        """Samples as :meth:`Topology.sample` says. It yields requests to other ranks, sometimes empty ones, :meth:`num_rounds`
-        times.
+        """Samples as :meth:`Topology.sample` says. The generator yields requests to other ranks and is sent their answers.
+
+        It yields exactly :meth:`num_rounds` times, so it yields empty requests if it needs nothing.
 
         Raises:
             RuntimeError: a seed is out of range, or ``seeds_are_held`` is wrong.
@@ -192,7 +193,7 @@ class PartTopology(Topology):
     def _round(
         self, request: ListRequest, batch: GrowingBatch, asks: bool
     ) -> Generator[Packets, Packets, list[list[Group]]]:
-        """Draws for all vertices of a request, in one round. Returns draws: per relation, one group per holder."""
+        """Draws for all vertices of a request, from this host's lists and by one exchange. Returns, per relation, a group of edges per holder of lists."""
         places = [self._places(type_, of_type.ids) for type_, of_type in enumerate(request.vertices)]
         asked = self._asked(request, places, batch)
         if asked and not asks:
@@ -247,7 +248,7 @@ class PartTopology(Topology):
         return _Places(ids.numel(), home, remote)
 
     def _held(self, number: int, places: _Places) -> Iterator[tuple[Tensor | None, Tensor, Lists]]:
-        """Yields positions of vertices (None: all), the places of their lists in an array of lists, and the array."""
+        """Yields, for each set of arrays: positions of the vertices (None: all) whose lists it has, indices of these lists in it, and the arrays."""
         (position, row), bounds = places.home, self._bounds[number]
         if row.numel() and bounds.numel() == 1:
             yield position, row, self._lists[number][0]
@@ -283,7 +284,7 @@ class PartTopology(Topology):
         return self._lists[number][0].attributes
 
     def reading(self, ids: Tensor) -> Generator[Packets, Packets, tuple[Tensor, Tensor]]:
-        """Reads the whole lists of distinct vertices, int64 [m], of a graph with one vertex type, in one round. Returns their lengths and sources, int64."""
+        """Reads the whole lists of distinct vertices, int64 [m], by one exchange; one vertex type only. Returns the lists' lengths and sources, int64."""
         request = ListRequest(HopDraw(0, 0, (-1,), False, False, False), [Vertices(ids)], False)
         batch = GrowingBatch.begin(self, self.ends, {}, DrawOptions([[]]), None)
         (drawn,) = yield from self._round(request, batch, asks=True)
@@ -292,7 +293,7 @@ class PartTopology(Topology):
     def inducing(
         self, batch: GrowingBatch, key: int, window: int | float | None = None
     ) -> Generator[Packets, Packets, None]:
-        """Replaces the drawn edges by all edges between the batch's vertices, in one round."""
+        """Replaces the drawn edges by all edges between the batch's vertices. This takes one exchange with other ranks."""
         vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
         members = [Vertices(of_type.ids, of_type.tree) for of_type in vertices]
         hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False, window)
@@ -344,7 +345,7 @@ class PartTopology(Topology):
 
 
 def drawn_alone(drawing: Generator[Packets, Packets | None, Out], holder: str = "this host") -> Out:
-    """Finishes a drawing that needs no other rank, and returns its result.
+    """Runs a drawing to its end without other ranks, and returns its result.
 
     Args:
         holder: the holder of the lists, for errors.

@@ -47,7 +47,7 @@ _ENDS = ((0, 0),)
 
 
 class Top(NamedTuple):
-    """Vertices with the largest scores of B seeds.
+    """Vertices with the largest scores for each of B seeds.
 
     Attributes:
         id: int64 [B, k], global ids by descending score, equal scores by ascending id; -1 fills rows that are shorter.
@@ -121,7 +121,7 @@ class PPRSampler(NeighborSampler):
 
     @lazy
     def _graph(self) -> Relation:
-        """The lists of all vertices."""
+        """Neighbour lists of all vertices, if this process holds the whole graph."""
         (relation,) = self.topology.as_typed().relations
         return relation if relation.links is None else replace(relation, edge_id=relation.links >> 32, links=None)
 
@@ -156,7 +156,7 @@ class PPRSampler(NeighborSampler):
         return Top(*found[:3])
 
     def keep(self, seeds: Tensor, found: Top) -> None:
-        """Keeps the result of :meth:`top` for some seeds, int64 [n], beside those that were kept before."""
+        """Stores the result of :meth:`top` for these seeds, int64 [n], so that :meth:`top` looks it up. Results stored before stay."""
         if self._kept is not None:
             seeds = torch.cat([self._kept[0], seeds])
             found = Top(*(torch.cat(columns) for columns in zip(self._kept[1], found)))
@@ -166,9 +166,9 @@ class PPRSampler(NeighborSampler):
         self._kept = known, Top(*(column[first] for column in found))
 
     def finding(self, seeds: Tensor, degree: Tensor) -> Generator[Packets, Packets | None, Top]:
-        """Finds the result of :meth:`top` over a topology in parts, in rounds of requests to other ranks. The graph determines their number.
+        """Computes :meth:`top` over a graph that is divided among hosts. The generator yields requests to other ranks and is sent their answers.
 
-        Walks begin again after each round, with the lists that were missing.
+        The computation starts again after each exchange, with the lists that were missing. The number of exchanges depends on the graph.
 
         Args:
             seeds: int64 [B].
@@ -205,7 +205,8 @@ class PPRSampler(NeighborSampler):
     def inclusion(self, seeds: Tensor, batch_size: int) -> Tensor:
         """Returns the probability that a batch has each vertex, float32 [N].
 
-        A vertex that is among the vertices of c of n seeds is in a batch of B distinct seeds with probability ``1 - C(n - c, B) / C(n, B)``.
+        If c of the n seeds have a vertex in their result of :meth:`top`, it is in a batch of B distinct seeds with probability
+        ``1 - C(n - c, B) / C(n, B)``.
 
         Args:
             seeds: int64 [n].

@@ -1,4 +1,4 @@
-"""Samples around edges as seeds. PyG's code turns edges and negative examples into seeds, and adds labels."""
+"""Samples around edges as seeds. PyG's own function turns the edges and negative examples into seeds, and adds labels to the sample."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ListRequest:
         hop: the numbers that fix the draws.
         vertices: for each vertex type, the vertices whose lists are asked for. Their ids count from the first vertex of the owner's part.
         keeps_edges: False: only the sources are wanted.
-        members: for each vertex type, all vertices of the batch without times, if edges between them are wanted instead of draws.
+        members: for each vertex type, all vertices of the batch, without times. The owner then finds the edges between them. Empty: the owner draws.
         num_trees: number of trees of the batch.
     """
 
@@ -41,7 +41,7 @@ class ListRequest:
     num_trees: int = 0
 
     def relations(self, ends: Sequence[Ends]) -> list[int]:
-        """Returns the relations that the answer is about."""
+        """Returns the numbers of the relations that the answer covers: their targets are among the vertices, and their fanout is not 0."""
         some = [bool(of_type.ids.numel()) for of_type in self.vertices]
         return [
             number

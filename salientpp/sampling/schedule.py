@@ -37,7 +37,7 @@ _ORDER, _DRAWS, _BLOCK = 1, 2, 4
 
 
 def order_key(seed: int, epoch: int, unit: int) -> int:
-    """Returns the key of the order in which a unit's seeds are visited in an epoch."""
+    """Returns the key of the order in which an epoch visits the seeds of a unit (a part, or several joined parts)."""
     return ops.join_key(_ORDER, seed, epoch, unit)
 
 
@@ -51,7 +51,7 @@ class BatchKeys(NamedTuple):
 
     Attributes:
         batch: key of the batch's own draws, such as negative examples.
-        draws: key of the draws of neighbours; the batches of a block may share it.
+        draws: key of the draws of neighbours; consecutive batches may share it, see ``block`` of :func:`batch_keys`.
     """
 
     batch: int
@@ -65,7 +65,7 @@ def batch_keys(seed: int, epoch: int, logical_rank: int, index: int, block: int 
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:
-    """Returns the number of seeds that the logical rank at ``place`` of a unit visits. They are every ``num_shares``-th seed of the unit."""
+    """Returns how many of ``num_seeds`` seeds a logical rank visits: seed ``place`` and every ``num_shares``-th seed after it."""
     return len(range(place, num_seeds, num_shares))
 
 
@@ -74,7 +74,7 @@ class Schedule:
     """Divides the seeds of one logical rank into the batches of each epoch.
 
     Attributes:
-        unit, num_seeds: the unit and the number of its seeds.
+        unit, num_seeds: number of the unit (a part, or several joined parts) that the logical rank draws from, and how many seeds it has.
         place, logical_ranks_per_unit: the index of ``logical_rank`` among the logical ranks that draw from the unit, and their number.
         seeds_per_logical_rank: number of seeds that each logical rank visits.
         batch_size, shuffle, drop_last, uneven: as in the loader.
@@ -140,7 +140,7 @@ class Schedule:
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds of an epoch: the most batches of a logical rank. Every rank answers others in all."""
+        """Number of rounds of an epoch: the most batches of a logical rank. A rank takes part in all rounds, because other ranks ask it for rows."""
         if self.uneven in ("wrap", "drop"):
             return self.num_batches
         return max(map(self._batches, self.seeds_per_logical_rank))
@@ -162,10 +162,11 @@ class Schedule:
 
 
 class Turn(NamedTuple):
-    """One batch of a rank, with its tick and round.
+    """One batch of a rank, with the step of the epoch in which the rank gives it.
 
     Attributes:
-        tick, round: tick and round of the batch, counted from the beginning of the epoch.
+        tick: number of the step in the epoch. All ranks take each step together.
+        round: number of the batch among those of its logical rank.
         pieces: (logical rank, int64 positions among the rank's seeds) of the batch; several pieces if the batches of several logical ranks are joined.
     """
 
@@ -182,7 +183,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The batches of one rank's logical ranks in each epoch, and the ticks in which the rank gives them.
+    """Tells which batches a rank gives in each epoch, and in which ticks. A tick is a step that all ranks take together.
 
     Attributes:
         schedules: one for each logical rank of this rank.
@@ -213,7 +214,7 @@ class Turns:
 
     @cached_property
     def _ticks_by_round(self) -> list[range]:
-        """Ticks of each round. This rank gives its batches in the last ticks of a round."""
+        """Ticks of each round i, which has batch i of every logical rank. This rank gives its batches in the last ticks of a round."""
         if self.joined or all(len(logical_ranks) <= 1 for logical_ranks in self.logical_ranks_by_rank):
             return [range(index, index + 1) for index in range(self.num_rounds)]
         batches, number = self._any.batches_of, torch.arange(self.num_rounds, device="cpu")
@@ -226,7 +227,7 @@ class Turns:
 
     @property
     def num_ticks(self) -> int:
-        """Number of ticks of an epoch, the same on every rank."""
+        """Number of ticks (common steps of all ranks) in an epoch, the same on every rank."""
         return self._ticks_by_round[-1].stop if self._ticks_by_round else 0
 
     @cached_property
@@ -264,16 +265,16 @@ class Turns:
         return bisect_left(self._rounds, number)
 
     def with_seed(self, seed: int) -> Turns:
-        """Returns a copy of this schedule with another random seed."""
+        """Returns a copy of these turns with another random seed."""
         schedules = [replace(schedule, seed=seed) for schedule in self.schedules]
         return replace(self, schedules=schedules)
 
     def trial(self) -> list[Turn]:
-        """Returns epoch 0's turns for estimates."""
+        """Returns this rank's batches of epoch 0. Callers draw some of them to estimate sizes."""
         return self.of_epoch(0)
 
     def of_epoch(self, epoch: int) -> list[Turn]:
-        """Returns this rank's turns in an epoch, in order."""
+        """Returns this rank's batches of an epoch, in the order in which it gives them."""
         batches = [(schedule, schedule.batches(epoch)) for schedule in self.schedules]
         turns = []
         for index, ticks in enumerate(self._ticks_by_round):

@@ -60,7 +60,7 @@ def part_nodes(
 
 
 def split_type(nodes: Any, types: Collection[Any]) -> tuple[str, Any]:
-    """Splits ``input_nodes`` of a graph with several types into node type and seeds (None: the type stands alone)."""
+    """Splits ``input_nodes`` of a graph with several types into node type and seeds. The seeds are None if only a type was given."""
     type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
     if not isinstance(type_, str):
         raise ValueError(
@@ -101,7 +101,7 @@ def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple
 
 
 def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[Any, int]) -> Tensor:
-    """Returns pairs of ids as int64 [2, M], checked to be in range."""
+    """Checks that the ids of ``edge_label_index`` are in range, and returns them as int64 [2, M]."""
     ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
     for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
         if end not in sizes:
@@ -178,7 +178,7 @@ def _ends_of(lists: PartLists, edge_id: Tensor) -> Tensor:
 
 
 def list_sums_of(sampler: NeighborSampler, comm: Comm) -> ListSums:
-    """Returns the object that sums over a topology's neighbour lists. Collective if hosts divide the lists."""
+    """Returns the object with which inclusion probabilities are summed over a topology's edges. Its sums are collective if hosts divide the edges."""
     topology = sampler.topology
     if isinstance(topology, PartTopology):
         return DividedListSums(comm, topology.part)
@@ -188,7 +188,7 @@ def list_sums_of(sampler: NeighborSampler, comm: Comm) -> ListSums:
 def workload_of_part(
     part: PartitionedGraph, part_id: int, sampler: NeighborSampler, seeds: Tensor, batch_size: int, comm: Comm
 ) -> Workload:
-    """Returns the workload by which policies rank the vertices for a part's batches, see :meth:`PartitionedGraph.workload`.
+    """Returns a description of a part's batches, from which a cache policy scores the vertices; see :meth:`PartitionedGraph.workload`.
 
     If other hosts hold some of the lists, its ``graph`` is the result of :func:`list_sums_of`.
     """
@@ -255,7 +255,7 @@ def _scores(policy: Any, workload: Workload | TypedWorkload) -> Mapping[str | No
 def edge_start(
     inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
 ) -> Mapping[str | None, Callable[[int], Tensor]]:
-    """Returns, by vertex type, a function of the number of vertices: the probability that a batch starts from each."""
+    """Returns, by vertex type, a function that takes the number N of vertices and returns, float [N], the probability that a batch starts from each."""
     count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
     of_sources = 0 if negatives is not None and negatives.is_triplet() else count
     source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)

@@ -156,7 +156,7 @@ class Topology(ABC):
         return self.node_time[name][seeds]
 
     def since(self, now: Tensor | None, window: int | float | None) -> Tensor | None:
-        """Returns when each tree's time window begins, on the :attr:`clock`. ``now``: the seeds' times."""
+        """Returns the time at which each tree's time window begins, on the :attr:`clock`; None without a window. ``now``: the seeds' times."""
         return None if now is None or window is None or self.clock is None else self.clock.since(now, window)
 
     def as_typed(self) -> TypedGraph:
@@ -174,7 +174,7 @@ class Topology(ABC):
 
 
 def first_trees(seeds: ByType) -> tuple[dict[str | None, int], int]:
-    """Returns the number of the first tree of each type's seeds, and the number of all trees."""
+    """Numbers the trees, one per seed. Returns the number of the first tree of each type's seeds, and the number of all trees."""
     first, total = {}, 0
     for name, ids in seeds.items():
         first[name], total = total, total + ids.numel()
