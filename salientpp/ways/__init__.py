@@ -1,1 +1,1 @@
-"""Methods that move fewer bytes for the same batches."""
+"""Caches and other methods that move fewer bytes for the same batches, and the planner that chooses among them."""

@@ -26,7 +26,9 @@ HomeRows = Mapping["str | None", Mapping[str, RowSource]]
 
 
 class Cache(Way):
-    """Cache with a fixed set of remote rows. The ranks of a host share one cache, and ``replication_factor`` then counts per host.
+    """Keeps copies of the remote rows that batches need most, so that they are not fetched for each batch. The set of rows is fixed.
+
+    If the ranks of a host share one cache, ``replication_factor`` counts per host.
 
     Args:
         replication_factor: α as a float, or bytes as an int. This rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. Rows
@@ -70,7 +72,7 @@ class Cache(Way):
         return self._members(basis, scores), scores
 
     def _bytes_on_device(self, whole: int) -> int:
-        """Returns the bytes that copies on the device may take, if all cached rows take ``whole`` bytes."""
+        """Returns the bytes that second copies on the device may take, if all cached rows take ``whole`` bytes."""
         return int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
@@ -94,7 +96,7 @@ class Cache(Way):
         return with_copies(basis, tiers, self.cache, self._stays)
 
     def scores(self, basis: Basis) -> Mapping[str | None, Tensor]:
-        """Returns how much the policy wants each vertex's row cached: its score, float [N] per vertex type."""
+        """Returns the policy's scores of the vertices, float [N] per vertex type. Rows with larger scores are cached first."""
         return basis.once(("scores", self._policy), lambda: scores_of(basis, self._policy))
 
     def _stays(self, type_: str | None) -> bool:
@@ -205,7 +207,7 @@ def with_copies(
     cache: FeatureCache | TypedFeatureCache,
     stays: Callable[[str | None], bool] = lambda type_: True,
 ) -> TiersByType:
-    """Adds a cache to ``tiers``. Leaves out its copies on the host if they may change: ``stays(type)`` is False."""
+    """Adds a cache's copies to the tiers in which batches find rows. It leaves out copies on the host that may change: ``stays(type)`` is False."""
     found = dict(tiers)
     for type_, of_type in cache.by_type.items():
         if type_ in found and basis.source.books[type_].num_parts > 1:
@@ -215,7 +217,7 @@ def with_copies(
 
 
 def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
-    """Computes how much a policy wants each vertex's row cached: its score, float [N] per vertex type."""
+    """Computes a policy's scores of the vertices, float [N] per vertex type. Rows with larger scores are cached first."""
     source = basis.source
     # The data is a partitioned graph, because only such a graph has rows to cache.
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None

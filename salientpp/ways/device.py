@@ -1,4 +1,4 @@
-"""Copies of a part's most needed rows in device memory."""
+"""Keeps copies of a part's most needed rows in device memory, so that batches need not copy them there."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DeviceRows(Way):
 def _own_chances(
     drawing: DrawingMethod, tiers: Tiers, chances: Mapping[str | None, Tensor], number: Mapping[str | None, int]
 ) -> tuple[dict[str | None, Tensor], dict[str | None, int]]:
-    """Sets access probabilities of vertices that other ranks compute to 0, and limits ``number`` to the other rows."""
+    """Excludes vertices that other ranks of the host compute. It sets their access probabilities to 0, and limits ``number`` to the rows that are left."""
     begin, end = tiers.book.range_of(tiers.part_id)
     chance = chances.get(None, torch.arange(end - begin, 0, -1, device="cpu"))
     own = drawing.own(chance, begin)

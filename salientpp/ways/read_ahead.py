@@ -123,7 +123,7 @@ class ReadAhead(Way):
     def _shares(
         self, basis: Basis, tiers: TiersByType, files: Mapping[str | None, Mapping[str, FileRows]]
     ) -> dict[str | None, int]:
-        """Divides the memory: returns slots per type, and sets how many batches may wait. May be collective."""
+        """Divides the memory between buffers and waiting batches. Returns the rows in the buffer of each vertex type. May be collective."""
         batches = basis.trial()
         number = max(1, len(batches))
         self._bytes_of_waiting = sum(waiting_bytes(mfg) for pieces in batches for mfg in pieces) // number
@@ -275,7 +275,7 @@ class ReadAhead(Way):
         return True
 
     def _next_group(self) -> list[Ticket]:
-        """Admits the next batches to the buffers, and returns them."""
+        """Reserves room in the buffers for the next batches, as many as fit, and returns these. It waits for half of the room, unless a batch is awaited."""
         with self._lock:
             queue = list(self._queue)
         group: list[Ticket] = []
@@ -358,7 +358,7 @@ def _own_rows(tiers: Tiers, places: Any) -> Tensor:
 
 
 def _inner(source: RowSource) -> RowSource:
-    """Returns the source of rows as files store them. For :class:`EncodedRows`, it is the source that they encode."""
+    """Returns the source of rows as files store them: ``source`` itself, or the one whose rows an :class:`EncodedRows` encodes when they are taken."""
     return source.wide if isinstance(source, EncodedRows) else source
 
 

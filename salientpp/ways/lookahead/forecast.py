@@ -1,4 +1,4 @@
-"""Forecasts how many rows a lookahead cache fetches, without sampling. docs/explanation/traffic.md has formulas."""
+"""Forecasts how many rows a lookahead cache will fetch, from probabilities alone. docs/explanation/traffic.md has the formulas."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Blocks:
 
 
 def _as_counted(probability: Tensor, trial: ListSizes) -> Tensor:
-    """Scales probabilities to the mean number of rows in the trial. The formula gives too many in a clustered graph."""
+    """Scales probabilities so that they add up to the mean number of rows in the trial. In a clustered graph, the computed ones add up to more."""
     expected = float(probability.sum(dtype=torch.float64))
     return probability * (trial.num_ids / expected) if expected > 0 else probability
 
@@ -130,9 +130,9 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that no use follows within n = ``batches`` batches, and its sum over smaller n.
+        """Returns the probability that a row, once used, is not used again within n = ``batches`` batches. Also returns its sum over smaller n.
 
-        A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
+        The first use may be in any batch of its block; r batches of the block follow it. Later blocks contain the row independently of this block.
         """
         assert self.in_block is not None  # the caller handles independent draws
         size, places = self.block, min(self.block, 16)
@@ -156,7 +156,7 @@ class Spread:
         return unused.mean(0), (summed(inside) + idle**rest * waited).mean(0)
 
     def _within(self, batches: float) -> tuple[Tensor, Tensor]:
-        """Returns the probabilities that a row is used again within ``batches``, and that it is between such uses now.
+        """Returns two probabilities per bin: that a row, once used, is used again within ``batches``, and that a row is now between two such uses.
 
         A fraction of a batch interpolates between the whole numbers of batches around it.
         """
@@ -183,7 +183,7 @@ class Spread:
         return high
 
     def is_long_enough(self, num_slots: float, window: float) -> bool:
-        """True if rows between two uses in the window fill the slots. A longer window then saves no more fetches."""
+        """Returns True if a longer window would save no more fetches, because rows between two uses in this window already fill the slots."""
         return num_slots < float(self.count.sum()) and self._used(window / LATE) >= num_slots
 
     def _used(self, batches: float) -> float:

@@ -29,7 +29,13 @@ def prior_bytes(prior: Tensor) -> int:
 
 
 class Moves(NamedTuple):
-    """Decisions about one batch's remote rows, from :func:`salientpp.ops.plan_batch`. The batch reads slots before it writes any."""
+    """Decisions about one batch's remote rows, as int64 vectors. The batch reads slots before it writes any.
+
+    Attributes:
+        hit_place, hit_slot: positions in ``remote_id`` of the rows that the cache holds, and their slots.
+        fetched_place: positions in ``remote_id`` of the other rows.
+        admitted_row, admitted_slot: positions among the fetched rows of those that enter the cache, and their slots.
+    """
 
     hit_place: Tensor
     hit_slot: Tensor
@@ -113,7 +119,7 @@ class Planner:
             self._lists.popleft()
 
     def forget_window(self) -> None:
-        """Discards the known batches, for use when other batches follow. Cached rows stay in their slots."""
+        """Discards the known batches, because other batches follow than those that were expected. Cached rows stay in their slots."""
         self._lists.clear()
         self._links.clear()
         self._waiting = None
@@ -128,7 +134,7 @@ class Planner:
 
 
 def _unknown(probability: Tensor) -> Tensor:
-    """Returns int16 keys that order rows with unknown next use by probability (csrc/ways/slots.cpp)."""
+    """Returns int16 keys that order, by probability, rows whose next use is not known (csrc/ways/slots.cpp)."""
     level = (0x3F800000 - probability.view(torch.int32)) >> 19
     level = torch.where(probability > 0, level.clamp(0, 1022), 1023)
     return (level - 2**15).to(torch.int16)

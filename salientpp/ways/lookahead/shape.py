@@ -1,4 +1,4 @@
-"""Divides the memory of a static cache between rows, known ids and index of a lookahead cache, and chooses how many batches it knows."""
+"""Plans a lookahead cache in the memory of a static cache: how many batches ahead it knows, and how many rows it keeps beside their ids and an index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns how many batches are planned at a time. Planning then reads at most nine lists of ids per batch."""
+    """Returns how many batches a planner with this window plans at a time. It then reads at most nine lists of ids per batch, whatever the window."""
     return max(1, -(-window // 8))
 
 
@@ -49,7 +49,7 @@ def reach_of(window: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Use of a lookahead cache's budget of bytes.
+    """Division of a lookahead cache's memory.
 
     Attributes:
         window: W, number of batches known ahead.
@@ -102,8 +102,9 @@ def choose_shape(
 
     Args:
         probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
+        trial: sizes measured on some batches.
         budget: bytes of a static cache; of one that several ranks share, the bytes for this rank.
-        blocks: returns the blocks of batches whose draws agree; called for 'auto' only.
+        blocks: describes batches that share draws (``draw_block``), or returns None; called for 'auto' only.
         num_sharing: number of ranks that would share a static cache.
 
     Raises:

@@ -1,9 +1,8 @@
 """Keeps batches that several ranks drew together until their rows are fetched, so that a lookahead cache knows them.
 
-If the topology is divided among ranks, all of them draw together, so a rank cannot draw a later batch only for its ids. So
-every batch is drawn once, early
-enough, and waits (:attr:`salientpp.engine.way.Way.waits`). The windows end with the epoch, because the next epoch's
-batches are not drawn yet.
+If the topology is divided among ranks, all of them draw together, so a rank cannot draw a later batch only for its ids. Instead, every batch is drawn once,
+early enough, and waits (:attr:`salientpp.engine.way.Way.waits`). The cache knows no batches beyond the epoch, because the next epoch's batches are not drawn
+yet.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def waiting_bytes(mfg: Mfg) -> int:
 
 
 class Waiting:
-    """Batches of one epoch that were drawn and wait, in order. One thread adds them while another may ask for them."""
+    """Queue of an epoch's drawn batches that wait for their rows. One thread adds batches while another may ask for their ids."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[Draws, int, PlacesByType]] = deque()

@@ -110,7 +110,7 @@ class Lookahead(Cache):
 
     Attributes:
         planners: one for each vertex type whose rows change; empty if nothing can be saved.
-        under_way: number of batches that have entered the pipeline and are not put together yet.
+        under_way: number of batches that have entered the pipeline and were not delivered yet.
     """
 
     def __init__(self, window: Window, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
@@ -206,7 +206,7 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """Draws a batch in advance. Returns by type, packed by ``code_ids``, the remote ids that no other way holds."""
+        """Draws a batch in advance. Returns by type, packed by ``code_ids``, its remote ids, without rows that other methods have copies of."""
         ids = _ids_of(basis.source.drawing.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:
@@ -217,7 +217,7 @@ class Lookahead(Cache):
         return found
 
     def begin_epoch(self) -> None:
-        """Empties the cache if batches of an earlier epoch were lost, and with them rows planned for its slots."""
+        """Empties the cache if batches of an earlier epoch were lost, because rows that they should have written to slots are missing."""
         if not self.planners:
             return
         if self.under_way:
@@ -298,7 +298,7 @@ class Lookahead(Cache):
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
-    """Returns places in which rows that the cache holds are not remote. ``moves`` refer to ``places.remote_id``."""
+    """Changes where a batch finds its rows: those that the cache holds come from its slots, not from other ranks. ``moves`` index ``places.remote_id``."""
     if places.remote_row is None:
         taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
         kept_position, remote_position, remote_id, counts = taken

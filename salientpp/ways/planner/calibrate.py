@@ -207,7 +207,7 @@ def _about(basis: Basis, hosts: Sequence[int], seconds: float) -> dict[str, Any]
 
 
 def _measure_ways(basis: Basis, trial: TrialEpochs, plain: Load, machines: Machines, draws: Draws) -> dict[str, Any]:
-    """Measures ``look_ahead`` and ``sum``, as far as these methods can be used. Collective."""
+    """Measures the constants ``look_ahead`` and ``sum`` by name. It leaves out a method that this loader cannot use. Collective."""
     comm, source, found = basis.comm, basis.source, {}
 
     def measured(way: Way) -> Load:

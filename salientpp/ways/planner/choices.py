@@ -23,7 +23,7 @@ OWN_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """One combination of methods that a plan compares: values of options. Amounts are bytes per host, or per device.
+    """One combination of methods that a plan compares, as values of loader options. Amounts are bytes per host, or per device.
 
     Attributes:
         cache: ``replication_factor``, the size of the cache of rows.
@@ -103,12 +103,12 @@ class Choice:
 
 
 def index_bytes(books: Iterable[PartitionBook]) -> int:
-    """Returns the bytes of the index of cached rows, for the partition books of all vertex types whose rows travel."""
+    """Returns the bytes of a cache's index, which finds cached rows by id. ``books`` has a partition book for each vertex type whose rows travel."""
     return sum(index_bytes_of(book.num_vertices, book.num_parts) for book in books)
 
 
 def index_bytes_of(num_vertices: int, num_parts: int) -> int:
-    """Returns the bytes of the index of cached rows for one vertex type."""
+    """Returns the bytes of a cache's index for one vertex type."""
     # Each set of ids has a word of 8 bytes for 32 ids. α rounds to less than one byte for each part.
     return 8 * -(-num_vertices // 32) + num_parts
 

@@ -2,7 +2,7 @@
 
 Loading and training run at the same time, and each needs cores and the link. For n batches:
 
-* Loading takes ``L = n (batch + drawing + gathering + sending + work of the ways)`` seconds of one thread.
+* Loading takes ``L = n (batch + drawing + gathering + sending + work of lookahead and sums)`` seconds of one thread.
 * Training steps take ``S = n step``, as measured on all ranks at once.
 * Loading prolongs the steps by ``E = max(0, L - S max(0, cores - 1)) / min(cores, 2)``, because it uses the cores that the step leaves free.
 * It also uses the time in which steps wait for gradients: the smaller of ``n gradients / rate`` and ``S - n cpu / min(cores, 1)``. The cores are busy for
@@ -56,7 +56,7 @@ class Cost:
 
 
 def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> Cost:
-    """Returns the cost of an epoch of ``batch.number`` batches."""
+    """Predicts the cost of an epoch of ``batch.number`` batches, from the price of one batch."""
     n, step = batch.number, machines.step or _NO_STEP
     rows = sum(price.fetched.values())
     # On average a rank sends as many rows and lists as it receives, and receives as many requests as it sends.

@@ -128,7 +128,7 @@ def _seconds_per_row(rows: RowSource, batches: Sequence[Tensor], seconds: float)
 
 @dataclass(eq=False)
 class Load:
-    """Total work of this rank for some batches without training.
+    """CPU time of this rank for loading some batches, and the quantities that explain it.
 
     Attributes:
         cpu: CPU seconds of all threads.
@@ -158,14 +158,14 @@ class Load:
             self.num_bytes += of_type.num_nodes * row_bytes[type_]
 
     def left(self, machines: Machines, draws: int = 1) -> float:
-        """Returns the CPU seconds that the constants do not explain, if each batch is drawn ``draws`` times."""
+        """Returns the CPU seconds that the constants measured so far do not explain, if each batch is drawn ``draws`` times."""
         drawing, gathered = machines.draw * self.edges * draws, self.num_bytes + self.served
         return self.cpu - drawing - machines.loading(self.batches, self.vertices, gathered, self.wire_bytes)
 
 
 @dataclass(frozen=True)
 class TrialEpochs:
-    """Short epochs without training, in which all ranks take the same number of batches.
+    """Runs short epochs to measure loading without training. All ranks take the same number of batches.
 
     Attributes:
         per_epoch: batches taken from each epoch: as many as the rank with the fewest has.

@@ -44,7 +44,7 @@ def lines_of(
 
 
 def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
-    """Joins the ranks' lines: for each combination, the slowest rank's time, and the largest memory."""
+    """Joins the predictions of all ranks: for each combination, the costs of the slowest rank, and the largest memory of any rank."""
     found = []
     for lines in zip(*by_rank, strict=True):
         longest = max(lines, key=lambda line: line.cost.seconds)
@@ -54,7 +54,7 @@ def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
 
 
 def best_of(lines: Sequence[Line]) -> Line:
-    """Returns the line with the least seconds. The first line wins unless another one saves at least :data:`WORTH_IT`."""
+    """Returns the fastest combination, or the first one (the static cache) unless another saves at least the fraction :data:`WORTH_IT` of its time."""
     best = min(lines, key=lambda line: line.cost.seconds)
     return best if best.cost.seconds < (1 - WORTH_IT) * lines[0].cost.seconds else lines[0]
 

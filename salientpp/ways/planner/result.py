@@ -36,7 +36,7 @@ class Line:
     """Expected cost of one combination of methods, for one rank or the slowest.
 
     Attributes:
-        memory: bytes by name: cache and lookahead count a host's memory, device counts a rank's device.
+        memory: bytes by name: 'cache' and 'lookahead' in a host's memory, 'device' on a rank's device.
     """
 
     choice: Choice
@@ -126,10 +126,10 @@ class MemoryPlan:
 
 
 def table_of_ways(title: str, lines: Sequence[tuple[str, Any, float, int]], best: int) -> FittedTable:
-    """Returns a table of combinations, at most 12, of which the line ``best`` is marked.
+    """Returns a printable table of combinations of methods, at most 12, in which line ``best`` is marked.
 
     Args:
-        lines: words for a combination, an object with the seconds of its epoch as :class:`Cost` has them, the bytes that arrive, and those of copies.
+        lines: for each combination: its name; its :class:`Cost`, or another object with these seconds; the bytes that arrive; the bytes of its copies.
     """
     from salientpp.tables import simple_table
 

@@ -1,1 +1,1 @@
-"""Partial aggregation: owners send sums instead of rows."""
+"""Partial aggregation: the owners of rows send sums of rows instead of the rows, to move fewer bytes."""

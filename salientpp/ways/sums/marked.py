@@ -141,7 +141,7 @@ def leave_to_python() -> None:
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """Makes a tensor :class:`Marked`, so that its operations are checked. ``given``: its values are the loader's."""
+    """Makes a tensor :class:`Marked`, so that its operations are checked. ``given``: its values are still those that the loader gave."""
     if given:
         leave_to_python()
     with torch._C.DisableTorchFunctionSubclass():

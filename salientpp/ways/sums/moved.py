@@ -66,9 +66,10 @@ def _found_last(mfg: SamplerOutput) -> Tensor:
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, AskedSums]:
-    """Replaces remote rows of a batch by sums, if ``asks`` is True. Returns what remains of the MFG, and the sums.
+    """Replaces remote rows of a batch by sums, where that saves bytes. Returns what remains of the MFG, and the sums.
 
     Args:
+        asks: False leaves all rows in the batch, and returns no sums.
         repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
     """
     num_parts = tiers.book.num_parts
@@ -88,7 +89,7 @@ def sums_of(
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, AskedSums]:
     """Replaces rows that would be copied to the device by sums that the host computes. Returns what remains of the MFG, and the sums.
 
-    These sums are grouped by tier, and their ``source`` holds slots of the tier that has the rows.
+    These sums are grouped by tier (the memory of the host that holds the rows), and their ``source`` holds indices of rows in that tier.
     """
     last = _found_last(mfg)
     tier_of = torch.full((last.numel(),), -1, device="cpu")
@@ -140,5 +141,5 @@ class Moved:
         return wire.bytes_of(self.rows, self.sums, self.sources)
 
     def is_worth_it(self, wire: Wire) -> bool:
-        """True if rows and sums together take clearly fewer bytes than all rows would."""
+        """Returns True if rows and sums together take clearly fewer bytes than the rows alone would without sums."""
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)

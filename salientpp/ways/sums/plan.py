@@ -28,15 +28,15 @@ WORTH_IT = 0.97
 
 @dataclass(frozen=True, eq=False)
 class AskedSums:
-    """Sums that replace rows of a batch, as int64 vectors.
+    """Requests for the sums that replace rows of a batch, as int64 vectors.
 
-    All except the last two are grouped by owner, then by target.
+    All except the last two are grouped by the part that computes the sum, then by target.
 
     Attributes:
         target: positions in the batch of the vertices whose neighbours are summed; a vertex whose neighbours have several owners occurs once per owner.
         size: number of rows in each sum.
         source: global ids of these rows, sum after sum.
-        edge: ids of the edges to these rows; None if edges have no ids.
+        edge: for each entry of ``source``, the id of the edge from it to the target; None if edges have no ids.
         groups, sources: [K], for each part, the number of sums that it computes, and the number of rows in these sums.
     """
 
@@ -50,7 +50,7 @@ class AskedSums:
 
 @dataclass(frozen=True)
 class Wire:
-    """Sizes in bytes of what travels: a row, an id, and a row's weight in a sum (0 without weights)."""
+    """Sizes in bytes, by which rows and sums are compared: of a row, of an id, and of a row's weight in a sum (0 without weights)."""
 
     row_bytes: int
     id_bytes: int

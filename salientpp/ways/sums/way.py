@@ -60,7 +60,7 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """Decision about one batch: its sums, and the weights of rows in them."""
+    """Decision of :class:`SumsOfRows` about one batch, which later steps of this batch read: its sums, and the weights of rows in them."""
 
     sums: AskedSums  # requests to other ranks, besides those for rows
     weight: Tensor | None  # weights of the rows in `sums`, as words of the message
@@ -174,7 +174,7 @@ class SumsOfRows(Way):
         return out
 
     def _summed_here(self, work: HostWork) -> Tensor:
-        """Computes the host's sums for its device. They are copied like packed rows."""
+        """Computes the sums of the host's rows that its device gets instead of the rows, [sums, ...]. The loader copies them like rows."""
         tiers, name = self._fetch.tiers[None], self._column[1]
         sums, weight = work.note.here, work.note.here_weight
         is_pinned = torch.accelerator.is_available()
@@ -190,7 +190,7 @@ class SumsOfRows(Way):
         return out
 
     def _weight_of(self, sums: AskedSums, edge_rows: EdgeRowsByType) -> Tensor | None:
-        """Returns the weights of the rows in sums."""
+        """Returns the edge weights by which the rows in these sums are multiplied; None without weights."""
         if self._weights is None:
             return None
         assert sums.edge is not None  # edges of a partitioned graph have ids
