@@ -58,7 +58,7 @@ class Pending:
 
 @contextlib.contextmanager
 def _without_modes() -> Iterator[None]:
-    """Opens a context without torch function modes, which a collective would keep alive, and with them a model."""
+    """Opens a context without torch function modes, because a collective would keep them alive, and with them a model."""
     modes = []
     while torch._C._len_torch_function_stack():  # also counts modes that are disabled at the moment
         modes.append(torch.overrides._pop_mode())
@@ -70,12 +70,12 @@ def _without_modes() -> Iterator[None]:
 
 
 class Comm:
-    """A process group with uneven all-to-alls.
+    """Process group in which the ranks of a loader exchange rows and facts. Each rank may send another number of rows to each other rank.
 
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
         device: device of exchanged rows: the loader's device if they travel over NCCL, otherwise the CPU. Everything else is exchanged from the CPU.
-        of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
+        of: text that errors append to a rank's number. It names the process group if the number is not the job's rank; else it is empty.
         groups: torch's groups of these ranks. None: a single process.
         number: number of this Comm among those that the same ranks have made; 0 for a single process.
         progress: the collectives that this rank has started. Callers say there what the next ones are for.
@@ -328,7 +328,7 @@ class Comm:
 
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
-        """Opens a context for collectives that this rank begins late. The others wait for it as long as it lives."""
+        """Opens a context with a very long timeout, for collectives that some rank begins late. The others wait for it as long as it lives."""
         before, self.timeout = self.timeout, _PATIENCE
         try:
             if self.groups is not None:

@@ -1,4 +1,4 @@
-"""Facts that ranks tell each other before they take a step together: either all ranks take it, or all get an error."""
+"""Compares facts that ranks tell each other before a common step, so that either all ranks take the step, or all get an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_same(
 
     Args:
         everyone: name -> fact, by rank.
-        of: name of the group of ranks, which errors append to a rank's number.
+        of: text that errors append to a rank's number, such as the name of its process group.
         action: what all ranks must do with "the same" fact, for the error.
         advice: what the user should do, for the error.
         by_entry: name of a fact that is a dictionary. The error for it lists only the entries that differ. Errors for other facts show the whole fact.

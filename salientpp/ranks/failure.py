@@ -30,7 +30,7 @@ _LET_GO_SECONDS = 0.05
 
 
 def failure_key(prefix: str) -> str:
-    """Returns the key of the note of the Comm whose keys have this prefix."""
+    """Returns the store's key for the failure note of a Comm. ``prefix`` begins all keys of this Comm."""
     return f"{prefix}/failure"
 
 
@@ -39,12 +39,12 @@ class RankFailure(RuntimeError):
 
 
 class FailureNotes:
-    """Notes of failures among the ranks of a Comm, in ``store`` (None for a single rank).
+    """Leaves and reads notes of failures among the ranks of a Comm, in the job's key-value ``store`` (None for a single rank).
 
     Notes belong to the Comm and not to its groups, so that the next Comm which leases the groups does not find them.
 
     Attributes:
-        key: key of the note.
+        key: the store's key of the note.
         known: text of the first failure that this rank has reported or read; None: none so far.
     """
 

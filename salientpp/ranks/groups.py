@@ -1,4 +1,4 @@
-"""Connections between ranks, which successive Comms lease.
+"""Keeps connections between ranks open, so that one Comm after the other uses them.
 
 Connecting costs threads and file descriptors, and closing a connection would have to wait for the other ranks. So a :class:`Groups` becomes free when nothing
 refers to its Comm any more. Ranks release groups at different times. So all ranks take the free group with the lowest number that is free on every rank, or
@@ -111,11 +111,11 @@ class Groups:
 
 
 class Circle:
-    """Records of this process about all Comms that the same ranks have made.
+    """Keeps what this process knows about one set of ranks across their Comms: their connections and their earlier mistakes.
 
     Attributes:
-        told: for each rank, how many of its mistakes this process has been told of: those that kept it from making
-            other Comms.
+        groups: connections of these ranks, by number.
+        told: for each rank, the number of its mistakes that this process was told of. Each kept the rank from making a Comm.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 

@@ -22,7 +22,7 @@ _SHORTEST_PAUSE = 0.00005
 
 
 class HostLocks:
-    """Locks of a host, named by numbers >= 0. Collective among the ranks of the host.
+    """Locks for the threads of all ranks of a host, numbered from 0. All these ranks construct the object together.
 
     Raises:
         CannotShare: on every rank, if one of them cannot open the file or lock it.

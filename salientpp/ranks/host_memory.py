@@ -87,14 +87,14 @@ class HostMemory:
         return self.told(told, rows, recv_counts)
 
     def write(self, rows: Tensor, take: Tensor | None, send_counts: Sequence[int]) -> Tensor:
-        """Writes rows for the next exchange, grouped by receiver. Until :meth:`told` is called, the exchange has not begun, and may be given up.
+        """Writes rows for the next exchange, grouped by receiver. The exchange begins with :meth:`told`. Until then the caller may drop it.
 
         Args:
             rows: [n, ...]
             take: int64 [sum(send_counts)], the rows to write; None: all.
 
         Returns:
-            The message for every rank, int64 [6 + number of ranks] on the CPU.
+            The message that tells every rank where its rows are, int64 [6 + number of ranks] on the CPU.
         """
         number = rows.size(0) if take is None else take.numel()
         row_bytes = math.prod(rows.shape[1:]) * rows.element_size()

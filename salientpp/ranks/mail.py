@@ -68,7 +68,7 @@ class Letter:
 
 @dataclass(eq=False)
 class _Delivery:
-    """The collective in which some letters left together. The letters refer to it, so it does not refer to them.
+    """The collective in which some letters left together. It holds no references to the letters, because they refer to it.
 
     Attributes:
         sizes: bytes of the arriving pieces, by rank and then by letter. A letter that travels alone has none, and arrives as it was sent.

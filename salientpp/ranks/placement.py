@@ -183,7 +183,7 @@ class Placement:
         return logical_rank // self.logical_ranks_per_unit
 
     def place_of(self, logical_rank: int) -> int:
-        """Returns the place of a logical rank within its unit, in [0, ``logical_ranks_per_unit``)."""
+        """Returns the index of a logical rank among those that draw from the same unit (parts), in [0, ``logical_ranks_per_unit``)."""
         return logical_rank % self.logical_ranks_per_unit
 
     def parts_of_unit(self, unit: int) -> range:
@@ -208,7 +208,7 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """Bounds of the ranges of parts that are visited together: the first part of each, then the number of parts."""
+        """Offsets of the ranges of parts whose seeds some rank visits: the first part of each range, then the number of parts."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property
@@ -257,12 +257,12 @@ class Placement:
 
     @cached_property
     def row_offsets(self) -> tuple[int, ...]:
-        """Offsets of the row parts: the first part of each one, then K."""
+        """Offsets of :attr:`row_parts`: the first part of each range, then K."""
         return (*(parts.start for parts in self.row_parts), self.num_parts)
 
     @property
     def part_id(self) -> int:
-        """Number of the row part that this rank's host holds."""
+        """Index in :attr:`row_parts` of the parts whose rows this rank's host holds."""
         return self.row_parts.index(self._parts_by_host[self.host])
 
     @property
@@ -280,21 +280,21 @@ class Placement:
 
     @property
     def ranks_of_part(self) -> range:
-        """Ranks that serve this rank's row part."""
+        """Ranks that serve the same rows as this rank: all ranks of the hosts that hold the same parts."""
         return self._ranks_by_part[self.part_id]
 
     @property
     def ranks_per_part(self) -> int:
-        """Number of ranks that serve this rank's row part."""
+        """Number of ranks that serve the same rows as this rank."""
         return len(self.ranks_of_part)
 
     @property
     def place(self) -> int:
-        """Place of this rank among the ranks of its row part, in [0, ``ranks_per_part``)."""
+        """Index of this rank among the ranks that serve the same rows, in [0, ``ranks_per_part``)."""
         return self.rank - self.ranks_of_part.start
 
     def server_of(self, part_id: int) -> int:
-        """Returns the rank to ask for rows of a row part: of the ranks that serve it, the one at this rank's place."""
+        """Returns the rank that this rank asks for rows of ``row_parts[part_id]``. It depends on :attr:`place`, to spread the load."""
         ranks = self._ranks_by_part[part_id]
         return ranks[self.place % len(ranks)]
 

@@ -43,7 +43,7 @@ _mistakes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]] = weakref.Wea
 
 
 class Roll:
-    """The roll call of the ranks that make a Comm together. torch's own errors would not name the missing ranks.
+    """Roll call of the ranks that make a Comm together. It names the ranks that do not come, which torch's own errors do not.
 
     Attributes:
         ranks: ranks as numbers of the default group, in the group's order; ``rank`` is this process's number among them.
@@ -77,7 +77,7 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Leaves this rank's mistake as its answer to the roll call.
+        """Leaves this rank's mistake as its answer to the roll call, so that the other ranks raise an error instead of waiting.
 
         ``astray``: True if :func:`go_astray` has left a note of the mistake before.
         """
@@ -243,7 +243,7 @@ def _gloo_options(timeout: timedelta) -> Any:
 
 
 def go_astray(error: Exception) -> None:
-    """Leaves a note that this rank does not come, for the ranks that wait for it to construct a loader.
+    """Tells ranks that may wait for this rank to construct a loader that it does not come, by a note in the store.
 
     Because of its mistake, this rank does not know which ranks wait. They have counted this roll call, but this rank has not, so their counts differ. If this
     rank continues, :func:`own_up` makes the counts equal again.

@@ -33,7 +33,7 @@ class CannotShare(RuntimeError):
 
 @dataclass(frozen=True)
 class Offer:
-    """Data that a process needs to map another process's block. ``vars`` returns it as JSON values."""
+    """Data that a process needs to map another process's block of memory. ``vars(offer)`` has them as JSON values."""
 
     process: int
     file: int
@@ -158,7 +158,10 @@ T = TypeVar("T")
 
 
 def _all_have(taken: T | None, told: Sequence[str | None]) -> T:
-    """Returns ``taken`` if every rank has its own. The arguments are the result of :func:`_shared`.
+    """Returns ``taken``, this rank's result of :func:`_shared`, after checking that every rank has a result.
+
+    Args:
+        told: for every rank, why it has no result, or None.
 
     Raises:
         CannotShare: on every rank, if some rank has none.

@@ -37,13 +37,13 @@ _made: dict[str, int] = {}
 
 @dataclass(eq=False)
 class Progress:
-    """Collectives of one Comm that this rank has started.
+    """Counts the collectives that this rank has started on one Comm, and says what the latest one is for.
 
     Attributes:
         key: prefix of the Comm's keys in the store, which ends with the Comm's number; empty for a single rank.
         ranks: ranks of the Comm, as numbers of the job.
         rank: number of this rank in the job.
-        circle: ranks of the job among which a failure is told, with a note at ``failure_key`` of the store.
+        circle, failure_key: ranks of the job that must learn of a failure, and the store's key at which they look for the note.
         task: what the latest collective is for, as errors say it after "rank 0 waits".
         started: number of collectives that this rank has started.
     """
@@ -159,7 +159,7 @@ def _key(rank: int) -> str:
 
 
 def _note() -> str:
-    """Returns, as JSON, what this rank tells while it waits. ``free``: some thread may still start a collective."""
+    """Returns the note that this rank leaves in the store while it waits, as JSON. ``free``: some thread may still start a collective."""
     # Copied once, so that each thread that counts as blocked has its wait in the note. The numbers are read last: if a wait ends meanwhile, they are higher.
     waits = _waits.copy()
     blocked = {*waits, *_joining}
