@@ -1,1 +1,1 @@
-"""Epochs: the ten stages, the pipeline that drives them, and resuming a stopped run."""
+"""Runs epochs: draws batches, carries them through ten stages in a pipeline, and resumes a stopped run."""

@@ -27,7 +27,7 @@ TRIAL_BATCHES = 8
 
 @dataclass(eq=False)
 class Basis:
-    """Values that determine the batches of one rank. The engine and its ways read them.
+    """Values that determine the batches of one rank. The engine reads them, and so do its caches and other methods (:class:`Way`).
 
     Attributes:
         comm: the ranks that make batches together; a single process has only itself.
@@ -62,7 +62,7 @@ class Basis:
 
     @contextlib.contextmanager
     def remembering(self) -> Iterator[None]:
-        """Makes :meth:`once` keep its results inside the ``with`` block, so that several methods' plans share them."""
+        """Makes :meth:`once` keep its results inside the ``with`` block, so that plans of several methods compute them once."""
         before, self._remembered = self._remembered, {} if self._remembered is None else self._remembered
         try:
             yield
@@ -123,12 +123,12 @@ class Basis:
 
     @property
     def trial_turns(self) -> Sequence[Turn]:
-        """Turns of epoch 0 from which sizes are estimated: evenly spaced, at most :data:`TRIAL_BATCHES`."""
+        """Batches of epoch 0 (as turns) from which sizes are estimated: evenly spaced, at most :data:`TRIAL_BATCHES`."""
         turns = self.epochs.order.trial()
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def trial(self, only_vertices: bool = False) -> list[list[Any]]:
-        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces.
+        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, one MFG per logical rank that it joins.
 
         Collective if ranks hold neighbour lists for each other (:attr:`DrawingMethod.is_collective`).
         """

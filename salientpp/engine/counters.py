@@ -44,7 +44,7 @@ class Work:
         self._own.seconds[kind] += seconds
 
     def take(self, seconds: dict[str, float]) -> None:
-        """Adds the seconds of each kind, and sets them to 0."""
+        """Adds these seconds, by kind, and sets the values of the argument to 0."""
         own = self._own.seconds
         for kind, spent in seconds.items():
             own[kind] += spent
@@ -91,7 +91,7 @@ class Delivered(NamedTuple):
 
 
 class Single(NamedTuple):
-    """Single batches: times of waiting for each, of the steps between them, and numbers of their seeds."""
+    """Times of single batches: of waiting for each (``waits``), of the steps between them (``steps``), and their numbers of seeds."""
 
     waits: np.ndarray
     steps: np.ndarray
@@ -127,7 +127,7 @@ class EpochTimes:
         self._state, self.log = (before, ended, log), log
 
     def settle(self, index: int) -> None:
-        """Writes the spans of the batch that was added last, batch ``index``. Forgets single times of long ago, because an epoch may have no end."""
+        """Writes the spans of batch ``index``, which was added last, to the trace. It keeps only sums of old times, because an epoch may have no end."""
         trace, log = self.trace, self.log
         if trace is not None and log:
             if len(log) > 3 and self.index % trace.every == 0:
@@ -179,11 +179,11 @@ class Counters:
     """Counts what all epochs of an engine delivered.
 
     Args:
-        past: of epochs that have ended.
+        past: batches that earlier epochs delivered.
         epoch: number of the epoch that was begun last.
 
     Attributes:
-        times: of the epoch that was begun last.
+        times: times of the batches of the epoch that was begun last.
         failure: error that occurred while an epoch answered the other ranks in the background.
     """
 

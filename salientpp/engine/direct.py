@@ -91,7 +91,7 @@ class BatchMaker:
 
 
 class Direct:
-    """Replaces a :class:`~salientpp.engine.pipeline.Pipeline`. Each call of ``tick`` takes in a request and returns the batch of that same request.
+    """Stands in for a :class:`~salientpp.engine.pipeline.Pipeline` where stages only add cost. Each ``tick`` returns the batch of its own request.
 
     Args:
         is_ahead: True if other threads make the batches. The data may then change before a batch is delivered.

@@ -1,4 +1,4 @@
-"""The engine, a plain object that makes the batches of epochs. It does not depend on the loaders that use it."""
+"""The engine, which makes the batches of epochs for a loader. It does not depend on the loaders that use it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Out = TypeVar("Out")
 
 
 class Engine:
-    """Maker of the batches of one rank's epochs. Collective: the ranks construct their engines together.
+    """Makes the batches of one rank's epochs. Collective: the ranks construct their engines together.
 
     Args:
         basis: the values that determine the batches.
@@ -99,13 +99,13 @@ class Engine:
         *,
         only_vertices: bool = False,
     ) -> Iterator[Out]:
-        """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The places of their rows are looked up, but no rows move.
+        """Yields ``measure(batch)`` for this rank's batches of an epoch, to analyse it without moving rows. Only the places of rows are looked up.
 
         It needs a process that holds all neighbour lists.
 
         Args:
             measure: called by several threads, each with a different batch.
-            turns: turns of the epoch. None: all.
+            turns: batches of the epoch to measure. None: all.
         """
         epochs = self.basis.epochs
 
@@ -156,7 +156,7 @@ class Engine:
         self._run = None
 
     def read_anew(self) -> None:
-        """Reads the current rows of a ``Data`` into the tiers. Without this call batches are still right, but are built twice."""
+        """Reads the rows of a ``Data`` again if the user has changed it. Without this call batches are still right, but are built twice."""
         producer, basis = self.producer, self.basis
         builder, fetch, source = producer.builder, producer.fetch, basis.source
         contents = source.template.contents()
@@ -202,7 +202,7 @@ class Engine:
         return 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
 
     def memory(self, bytes_of_batch: int = 0) -> dict[str, int]:
-        """Returns bytes held by each tier and way, by the topology (``graph``), by ``batches`` in flight, and by rows that travel (``exchange``).
+        """Returns bytes by holder: tiers, caches and other methods, the topology (``graph``), ``batches`` in flight, and rows that travel (``exchange``).
 
         Args:
             bytes_of_batch: bytes that a batch and its inputs take, if known in advance.

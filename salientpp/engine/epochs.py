@@ -39,29 +39,29 @@ class Order(Protocol):
     def num_ticks(self) -> int | None: ...
 
     def of_epoch(self, epoch: int) -> Iterable[Turn]:
-        """Returns this rank's turns in an epoch, one for each batch. Iterating over them reads a user's sampler."""
+        """Returns this rank's batches of an epoch, one turn for each. Iterating over them reads a user's sampler."""
 
     def trial(self) -> Sequence[Turn]:
-        """Returns turns like those of epoch 0, for estimates. A user's sampler is not read."""
+        """Returns batches (as turns) like those of epoch 0, to estimate sizes. It does not read a user's sampler."""
 
     def round_after(self, batches: int) -> int:
-        """Returns the round that this rank is in after this number of batches: the first that it has not completed."""
+        """Returns the first round that this rank has not completed after this number of batches. Round i is batch i of every logical rank."""
 
     def batches_before(self, number: int) -> int:
-        """Returns the number of batches that this rank delivers before round ``number``."""
+        """Returns the number of batches that this rank delivers before round ``number``. Round i is batch i of every logical rank."""
 
     def with_seed(self, seed: int) -> Order:
         """Returns the same order with another seed."""
 
 
 class TurnsOfEpoch:
-    """Turns of one epoch, read from an order only when they are needed, since a user's sampler may depend on the loop.
+    """Reads the batches of one epoch (as turns) from an order only when they are needed, because a user's sampler may depend on the loop.
 
     Args:
         count: receives the seconds in which the sampler gave seeds.
 
     Attributes:
-        size: number of turns. None: not known yet.
+        size: number of batches. None: not known yet.
     """
 
     def __init__(self, turns: Iterable[Turn], count: Callable[[float], None]) -> None:
@@ -74,7 +74,7 @@ class TurnsOfEpoch:
             self._read, self.size = deque(turns), len(turns)
 
     def at(self, index: int) -> Turn | None:
-        """Returns turn ``index``, which must not have been dropped; None after the last. Reads as many turns as needed."""
+        """Returns the turn of batch ``index``, which must not have been dropped; None after the last. Reads as many turns as needed."""
         while self.size is None and index >= self._first + len(self._read):
             if self._error is not None:
                 raise self._error
@@ -90,7 +90,7 @@ class TurnsOfEpoch:
         return None if self.size is not None and index >= self.size else self._read[index - self._first]
 
     def drop(self, index: int) -> None:
-        """Forgets all turns before this one, because an epoch may have no end."""
+        """Forgets all batches before this one, because an epoch may have no end."""
         while self._read and self._first < index:
             self._read.popleft()
             self._first += 1
@@ -141,7 +141,7 @@ class Epochs:
         return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 
     def pieces(self, epoch: int, turn: Turn, index: int | None = None) -> list[tuple[Tensor, BatchKeys]]:
-        """Returns a batch's pieces, (seed positions, draw keys). It has several if batches of a round are joined.
+        """Returns a batch's pieces, (seed positions, draw keys). A batch has several if it joins the batches of several logical ranks.
 
         Args:
             index: number of the batch whose keys are used. None: the number of the turn's round.

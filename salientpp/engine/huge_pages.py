@@ -1,4 +1,4 @@
-"""Requests huge pages for tensors from which batches gather rows."""
+"""Requests huge pages for large tensors, so that batches gather rows from them faster."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Option:
         agree: whether all ranks must have the same value: 'yes', 'no', or 'hosts' (only if ranks share a host).
         identifies: True if batches depend on the option. A value other than the default is then part of a saved state's fingerprint.
         plain: converts the value to JSON, to compare and to save it. None: other code compares and saves the results of the option.
-        way: function that makes a :class:`Way` from a value other than the default. This way acts after the ways of the package.
+        way: function that makes a method (:class:`Way`) from a value other than the default. It acts after the package's own methods.
         shown: the default as docs/reference/options.md shows it. None: its ``repr``.
         entries: ``TypedDict`` of the options that a mapping may give instead of the value. None: the option takes no mapping. The option ``size`` among the
             entries of ``pad`` has the name ``pad_size`` in :class:`Values`, and users write ``pad={"size": ...}``.
@@ -116,7 +116,7 @@ class Values:
 
     Attributes:
         declared: name -> declaration.
-        own_ways: the ways in ``ways=``, and those that other options turn on. Set by :meth:`checked_alone`.
+        own_ways: methods (:class:`Way`) that the user gave in ``ways=`` or turned on by an option. Set by :meth:`checked_alone`.
         mappings: the mappings that were given, by name of the option. Each entry is an attribute, such as ``pad_size`` for ``pad={"size": ...}``.
     """
 

@@ -16,7 +16,7 @@ def price_of(
     ways: Sequence[Way],
     seconds: float,
 ) -> Price:
-    """Returns the cost of a batch of a rank with these tiers and ways: the mean over the batches ``tried``, changed by the forecasts of the ways.
+    """Returns the expected cost of a batch: the mean over the trial batches ``tried``, which each method in ``ways`` then changes by its forecast.
 
     Args:
         row_bytes: by vertex type, bytes of a row on the wire.

@@ -37,7 +37,7 @@ class Drawn:
     """A drawn batch, with the places of its rows, before any row has moved.
 
     Attributes:
-        notes: one note per way, from :meth:`Way.on_drawn`.
+        notes: what each method decided about the batch in :meth:`Way.on_drawn`.
         list_bytes: bytes of the packets with draws from neighbour lists that other ranks hold.
     """
 
@@ -48,7 +48,7 @@ class Drawn:
 
     @classmethod
     def of(cls, mfg: Mfg, ways: Sequence[Way], look_up: Callable[[ByType], PlacesByType]) -> Drawn:
-        """Lets each way change a sample, and looks up the places of the rows that the sample still needs."""
+        """Lets each method (:class:`Way`) change a sample, and looks up the places of the rows that the sample still needs."""
         notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
         for way in ways:
             mfg, note = way.on_drawn(mfg)
@@ -123,7 +123,7 @@ class Producer:
 
     @property
     def _drawing(self) -> list[list[Stage]]:
-        """The stages before the ten, one list per tick."""
+        """Stages that draw a batch together with other ranks, before its ten stages: one list per tick."""
         wait = [[Stage("begin_to_wait", self.stages.begin_to_wait, "host")]] if self.waits else []
         return [*self._rounds, *wait]
 
@@ -145,7 +145,7 @@ class Producer:
     # --- an epoch -----------------------------------------------------------------------------------------
 
     def request(self, draws: Draws, turn: Turn, attendance: Attendance, by_hand: ByHand | None = None) -> Request:
-        """Requests that a batch of an epoch be drawn."""
+        """Starts to draw a batch of an epoch, and returns the request that goes into the pipeline."""
         pieces = draws.pieces(turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))

@@ -13,7 +13,7 @@ from salientpp.processes import Task, Undone
 
 @dataclass(eq=False)
 class Attendance:
-    """Tells the batches of an epoch whether this rank still wants them.
+    """Tells the batches of an epoch that are in flight whether this rank still wants them.
 
     Attributes:
         idle: tick -> the empty state that replaces the batch of this tick once the rank has left.
@@ -39,7 +39,7 @@ class Request:
         return self.attendance is None or not self.attendance.has_left
 
     def result(self) -> Any:
-        """Waits for the sampled batch, or for the :class:`Round` in which it asks other ranks for draws."""
+        """Waits for the sampled batch, and returns it. Returns a :class:`Round` if the draw must ask other ranks, or an empty state if the rank has left."""
         if self.attendance is None or self.is_wanted:
             return self.sampling.result()
         return self.attendance.idle(self.index)

@@ -106,7 +106,7 @@ class Run:
             return True
 
     def give_round(self) -> list[Data]:
-        """Returns this rank's batches of the next round; an empty list if only other ranks still have batches. Raises StopIteration after the last round."""
+        """Returns this rank's batches of the next round (batch i of every logical rank), maybe none. Raises StopIteration after the last round."""
         reached = self.reached
         if reached.rounds is None:
             reached.rounds = 0 if self._resume is None else self._resume.round
@@ -143,7 +143,7 @@ class Run:
         return batch
 
     def _end(self) -> NoReturn:
-        """Raises the exception that ends the user's loop: StopIteration, or the epoch's failure."""
+        """Ends the user's loop: raises StopIteration, or the epoch's failure."""
         if self._failure is not None:
             raise self._failure
         self.reached.ended = self.reached.batches == self._turns.size
@@ -371,7 +371,7 @@ class Epoch:
 
 
 class EpochOfRounds(Epoch):
-    """Iterator that ``loader.rounds()`` returns: the same epoch, one round at a time."""
+    """Iterator that ``loader.rounds()`` returns. Each step gives a list of this rank's batches of a round (batch i of every logical rank)."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

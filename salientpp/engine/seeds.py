@@ -59,7 +59,7 @@ class Seeds:
 
 
 def draws_of(options: Any) -> dict[str, Any]:
-    """Returns keyword arguments for :func:`sampler_of_part`: the attributes of ``options`` with their names."""
+    """Picks from a loader's ``options`` the keyword arguments that :func:`sampler_of_part` passes to the sampler."""
     names = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
     return {name: getattr(options, name) for name in names}
 
@@ -67,7 +67,7 @@ def draws_of(options: Any) -> dict[str, Any]:
 def sampler_of_part(
     part: PartitionedGraph, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **draws: Any
 ) -> NeighborSampler:
-    """Returns a sampler over the topology of a partitioned graph. It takes the arguments of the sampler.
+    """Returns a sampler over the topology of a partitioned graph. The arguments are as in :class:`~salientpp.NeighborSampler`.
 
     If the topology is stored in parts, the sampler reads only the lists of the part that this view serves.
     """
@@ -204,7 +204,7 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
 
 
 def _access(connected: Connected, sampler: NeighborSampler, seeds: Seeds) -> Callable[[int], Probability] | None:
-    """Returns :attr:`Seeds.access_probability`. If ranks compute it together, all get a function or all get None."""
+    """Returns the value of :attr:`Seeds.access_probability`. If ranks compute the probabilities together, all get a function or all get None."""
     together = isinstance(sampler.topology, PartTopology)
     is_in_order = connected.are_in_order if together else connected.is_in_order
     return None if is_in_order else partial(_access_of_part, connected, sampler, seeds)

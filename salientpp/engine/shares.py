@@ -47,7 +47,7 @@ class Shares:
 
     Attributes:
         seeds: the seeds of all ranks.
-        joined: True if the batches of a round are delivered as one batch.
+        joined: True if batch i of all logical ranks of a rank is delivered as one batch.
         alone: True if this process does not wait for the processes that share its seeds.
         num_given: number of batches of each logical rank, if the user's sampler gives it instead of a batch size.
     """
@@ -92,7 +92,7 @@ class Shares:
         return Turns(own, logical_ranks, self.joined, self._positions_by_unit(placement), another)
 
     def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
-        """Returns this rank's placement and order with the seed and the number of logical ranks of a saved state.
+        """Returns the placement and the order with which this rank continues a saved state, given the state's seed and number of logical ranks.
 
         Raises:
             ValueError: this number does not fit the ranks, parts or seeds, or some rank would serve other parts.
@@ -120,7 +120,7 @@ class Shares:
         return sizes
 
     def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
-        """Returns the positions of each unit's seeds (:func:`_units`) among the rank's seeds. Empty for one unit."""
+        """Returns, for each group of parts in :func:`_units`, the positions of its seeds among the rank's seeds. Empty for one group."""
         units, part_of = _units(placement), self.source.seeds.part_of
         if len(units) <= 1 or part_of is None:
             return {}

@@ -41,12 +41,13 @@ RowsByType = Mapping["str | None", Mapping[str, RowSource]]
 
 @dataclass(frozen=True, eq=False)
 class BatchSource:
-    """Everything that batches are made from.
+    """Holds what a loader's batches are made from: the method that draws them, the rows, and the template of their attributes.
 
     Attributes:
         drawing: draws the batches.
         books: per vertex type, the partition book of its rows. It has a single part if every rank has all rows.
         rows: per vertex type, the rows of this part by attribute name.
+        template: builds a batch, in the class of the user's data, from a sample and its rows.
         exchanged: columns (vertex type, attribute name) that every sampled vertex gets.
         seed_columns: columns that only seeds get.
         fingerprint: fingerprint of the dataset.
@@ -259,7 +260,7 @@ def _encoded(
     tables: Mapping[Column, Frame],
     part: PartitionedGraph,
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
-    """Encodes columns that are stored encoded or that ``send_as`` names. Returns rows, encodings, and edges' encodings.
+    """Finds the columns whose rows travel encoded: stored so, or named by ``send_as``. Returns their rows, their encodings, and encodings of edges.
 
     Rows of a replicated type never travel, so ``send_as`` does not encode them.
     """

@@ -54,9 +54,9 @@ class Sampled:
         batch: complete, except for the rows that every sampled vertex gets. None without seeds.
         plan: by vertex type, the plan by which the rows of every sampled vertex are assembled.
         contents: contents of the data before the batch was made. None: the data cannot change.
-        notes: name of a way -> its note about the batch.
+        notes: name of a method (:class:`Way`) -> what it decided about the batch.
         asks: by vertex type or message, what this rank requests from the others.
-        finding: future of the rows' places, if a way decides late where rows come from.
+        finding: future of the rows' places, if a method such as lookahead decides late where rows come from.
     """
 
     index: int
@@ -214,7 +214,7 @@ class BatchStages:
         self.work.add("draw", seconds)
 
     def begin_to_wait(self, request: Request) -> Request:
-        """Tells the ways which rows a batch needs, to plan ahead, and sets it aside while later batches are drawn."""
+        """Tells methods such as lookahead which rows a batch needs, so that they plan ahead. The batch then waits while later batches are drawn."""
         sampled = self._drawn(request)
         if request.draws is not None and sampled.batch is not None:
             for way in self.ways:

@@ -69,7 +69,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Point:
-    """Point where a rank wants to start: before tick ``start`` of ``epoch``. ``resumed``: a loaded state has the point.
+    """Point where a rank wants to start, which all ranks compare: before tick ``start`` of ``epoch``. ``resumed``: a loaded state has the point.
 
     ``seed_key`` represents the seed. If a rank has no more batches in the epoch, ``start`` is the number of ticks. ``by_round`` is True if the state belongs to
     another rank or another number of ranks; ``round`` then says where to continue.

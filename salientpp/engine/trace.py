@@ -68,7 +68,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a span for batch ``index``, or a context that does nothing if the batch is not recorded."""
+    """Returns a context that records its time as a span of batch ``index``. It does nothing if the batch is not recorded."""
     return _NOTHING if trace is None or index % trace.every else _Span(trace, track, index)
 
 

@@ -58,11 +58,11 @@ class Price:
 
 @dataclass(frozen=True, eq=False)
 class HostWork:
-    """Work of the worker thread on the host for one tick.
+    """Describes what the worker thread that takes rows on the host does in one tick.
 
     Attributes:
         index: number of the batch.
-        note: the note of :meth:`Way.on_drawn` for this rank's batch. None without a batch.
+        note: the object that :meth:`Way.on_drawn` returned for this rank's batch. None without a batch.
         asked: by vertex type or message, what the other ranks request.
         trace: trace that receives spans, or None.
     """
@@ -99,11 +99,11 @@ class Way:
     ahead = 0
 
     def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        """Decides what this way will hold. Returns the tiers as :meth:`place` will, but without their rows. No rows move. Collective."""
+        """Decides which rows this method will hold, to price it. Returns the tiers as :meth:`place` will, but without their rows. Collective."""
         return tiers
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        """Returns the tiers, including those that this way adds. Collective: every rank calls it."""
+        """Fetches the rows that this method holds, and returns the tiers with those that it adds. Collective: every rank calls it."""
         return tiers
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
@@ -113,20 +113,21 @@ class Way:
         """Prepares for an epoch, before any of its batches enters the pipeline."""
 
     def on_requested(self, draws: Draws, tick: int, sampling: Task | Future) -> None:
-        """Notes that a batch will be drawn; ``sampling.result()`` waits for it. It is called in the order of the batches, and only if :attr:`ahead` is above 0
-        and batches are not drawn in rounds.
+        """Learns that a batch will be drawn; ``sampling.result()`` waits for it. The engine calls it in the order of the batches.
+
+        It calls it only if :attr:`ahead` is above 0 and this process draws batches without other ranks.
         """
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
-        """Changes a sampled batch, and returns it with a note for the later calls. A sampling thread calls it."""
+        """Changes a sampled batch. Returns it with a note: any object, which later calls for this batch get. A sampling thread calls it."""
         return mfg, None
 
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:
-        """Returns this rank's requests to the others, by message."""
+        """Returns this method's requests to other ranks for a batch, by name of the message."""
         return {}
 
     def on_waiting(self, draws: Draws, tick: int, places: PlacesByType) -> None:
-        """Notes that a batch was drawn and begins to wait. It is called in the order of the batches, and only if batches wait."""
+        """Learns which rows a batch needs that was drawn and begins to wait. The engine calls it in the order of the batches, if batches wait."""
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
         """Starts to decide from which tier each row of a batch comes.
@@ -137,29 +138,29 @@ class Way:
         raise NotImplementedError
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
-        """Takes a batch's rows from the host, by calling ``take_rows()``, and adds this way's own data. A worker thread calls it."""
+        """Takes a batch's rows from the host, by calling ``take_rows()``, and adds this method's own data. A worker thread calls it."""
         return take_rows()
 
     def complete(self, batch: Data | HeteroData, note: Any, arrived: Mapping[Column, Tensor]) -> None:
-        """Adds data that arrived for a batch beside its rows."""
+        """Adds to a batch the data that this method got for it besides rows."""
 
     def deliver(self, batch: Data | HeteroData, note: Any) -> None:
-        """Handles a finished batch."""
+        """Handles a complete batch, at the end of its last stage."""
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
-        """Returns the cost of a batch with this way, from its notes on the trial batches.
+        """Returns the cost of a batch with this method, from its notes on the trial batches.
 
-        ``price`` already includes the effects of the way's tiers and of :meth:`on_drawn`.
+        ``price`` already includes the effects of the method's tiers and of :meth:`on_drawn`.
         """
         return price
 
     def memory(self) -> Mapping[str, int]:
-        """Returns bytes that the way holds beside the tiers, under the names of ``loader.memory_used()``."""
+        """Returns bytes that this method holds beside the tiers, under the names of ``loader.memory_used()``."""
         return {}
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the way's own statistics, by name."""
+        """Returns this method's own statistics, by name."""
         return {}
 
     def reset_counts(self) -> None:
-        """Resets the way's statistics."""
+        """Resets this method's statistics."""

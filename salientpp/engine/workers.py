@@ -97,7 +97,7 @@ class SamplingWorkers:
         return self.prepare(index, mfg, num_seeds if share is None else share.own[0], maker)
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
-        """Makes the result of a request from a sampled batch."""
+        """Applies the user's ``transform_sampler_output`` to a sample, and makes the result of the request from it."""
         metadata = mfg.metadata
         kept = {name: value for name in ("edge_rows", "per_seed") if (value := getattr(mfg, name, None)) is not None}
         if self.transform is not None:

@@ -21,7 +21,7 @@ class Once(Protocol):
     """Interface of :class:`DrawnOnce`: one rank of a host draws a batch, and the others take their shares of it."""
 
     def share(self, turn: int, key: Sequence[int], draw: Callable[[], Mfg]) -> BatchShare:
-        """Returns this rank's share of batch ``turn`` with this ``key``. ``draw`` draws the whole batch."""
+        """Returns this rank's share of batch number ``turn``. Batches with equal ``key`` are equal. ``draw`` draws the whole batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Division:
     number: int = 0
 
     def share(self, draw: Callable[[], Mfg], keys: BatchKeys, turn: tuple[int, int] | None) -> BatchShare:
-        """Returns this rank's share of the batch that ``draw`` draws by ``keys``. Any thread may call it."""
+        """Returns this rank's share of the batch that ``draw`` draws by ``keys``. ``turn``: (epoch, tick), or None outside an epoch. Any thread may call it."""
         if turn is None:
             mfg = draw()
             assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types
@@ -63,5 +63,5 @@ class Division:
         return own
 
     def masked(self, scores: Tensor, first: int = 0) -> Tensor:
-        """Sets scores of vertices that other ranks compute to 0. ``scores`` [n]: of the vertices from ``first`` on."""
+        """Returns the scores with 0 for each vertex that another rank computes. ``scores`` [n]: of the vertices from ``first`` on."""
         return scores * (self.owner[first : first + scores.numel()] == self.place)

@@ -1,6 +1,7 @@
 """The interface between the engine and the methods that draw batches.
 
-A loader has one :class:`DrawingMethod`. The engine, the ways and the planner ask it for batches and for its properties. They do not ask which class it has.
+A loader has one :class:`DrawingMethod`. The engine, the caches and the planner ask it for batches and for its properties. They do not ask which class it
+has.
 :mod:`salientpp.engine.drawing.choose` lists the classes.
 """
 
@@ -67,7 +68,7 @@ class DrawingMethod:
         """Prepares the method before the first batch, such as by computing scores. Collective."""
 
     def own(self, scores: Tensor, first: int = 0) -> Tensor:
-        """Sets scores of vertices that this rank does not compute to 0. ``scores`` [n]: from ``first`` on."""
+        """Returns the scores with 0 for each vertex that this rank does not compute. ``scores`` [n]: of the vertices from ``first`` on."""
         return scores
 
     # --- draws --------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class DrawingMethod:
         raise NotImplementedError
 
     def draw(self, pieces: Sequence[Piece], only_vertices: bool = False, turn: tuple[int, int] | None = None) -> Mfg:
-        """Samples the pieces, each with its own keys, and joins their MFGs into one.
+        """Draws a batch: samples its pieces, each with its own keys, and joins their MFGs into one.
 
         Args:
             pieces: the seeds of one batch in one or several parts, as :meth:`Draws.pieces` returns them.

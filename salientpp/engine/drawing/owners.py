@@ -27,7 +27,7 @@ from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import shared_tensors
 from salientpp.vip.inclusion import edge_weights_of, expected_draws, inclusion_probability
 
-#: Name of an owner map.
+#: Kind of map from vertices to the ranks of a host that compute them, see above.
 SplitBy = Literal["vip", "rows"]
 
 #: Largest excess of a place over the mean of the expected rows, and of the expected edges.
@@ -74,7 +74,7 @@ class Expected:
 def make_owners(
     split_by: SplitBy, graph: Graph, book: PartitionBook, placement: Placement, expected: Expected, seed: int = 0
 ) -> Tensor:
-    """Returns the place that owns each vertex, int8 or int16 [N]. It is a function of its arguments, and so the same on all ranks of the host.
+    """Returns, for each vertex, the number on the host of the rank that computes it, int8 or int16 [N]. All ranks of the host get the same map.
 
     Args:
         placement: placement of one of the host's ranks, with the hosts' numbers of ranks.
@@ -93,7 +93,7 @@ def make_owners(
 
 
 def served_places(book: PartitionBook, placement: Placement) -> Tensor:
-    """Returns the place of the rank that serves each vertex, int64 [N]; -1 for vertices of other hosts and of parts that several ranks share."""
+    """Returns, for each vertex, the number on the host of the rank that serves its part, int64 [N]. -1: another host does, or several ranks do."""
     served = torch.full((book.num_vertices,), -1, dtype=torch.int64, device="cpu")
     ranks = placement.ranks_of_host
     parts = [placement.parts_of(rank) for rank in range(placement.world_size)]
@@ -193,7 +193,7 @@ def _fill(pulls: Tensor, load: Tensor, room: Tensor) -> Tensor:
 
 
 def shared_owners(host: Comm, num_vertices: int, make: Callable[[], Tensor]) -> Tensor:
-    """Returns the owner map that the host's first rank makes, int8 or int16 [N], in memory that the host's ranks share. Collective among these ranks.
+    """Returns the map of :func:`make_owners`, which the host's first rank makes for all its ranks, in memory that they share. Collective among them.
 
     Args:
         make: calls :func:`make_owners`.

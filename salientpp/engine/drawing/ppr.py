@@ -44,7 +44,7 @@ class Pagerank(Whole):
 
 
 class PagerankInRounds(Pagerank, InRounds):
-    """Draws over a topology in parts.
+    """Draws from a graph whose neighbour lists are divided among hosts.
 
     The number of exchanges between ranks depends on the graph, so they cannot be stages of an epoch. The scores depend only on the graph, so they are found
     once, before the first epoch. Batches look them up.

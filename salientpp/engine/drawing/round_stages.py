@@ -68,7 +68,7 @@ class RoundStages:
         self._topology, self._exchange, self._scout = topology, exchange, scout
 
     def list(self, number: int) -> list[list[Stage]]:
-        """Returns the stages of ``number`` rounds, in order, divided into runs. In a run without stages, a batch waits for a message."""
+        """Returns the stages of ``number`` rounds, in order: a list of stages for each tick. In a tick without stages, a batch waits for a message."""
         runs: list[list[Callable[[Any], Any]]] = [
             [self.ask_sizes], [], [self.ask_lists], [], [self.draw_for_others], [self.answer_sizes], [], [self.answer_lists], [],
             [self.join_lists],

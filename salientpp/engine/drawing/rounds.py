@@ -1,4 +1,4 @@
-"""Draws batches over a topology in parts. Ranks hold different neighbour lists, so they draw together, in rounds."""
+"""Draws batches from a graph whose neighbour lists are divided among hosts. So all ranks draw together, in rounds of requests and answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InRounds(Whole):
         return Round.begin(self.drawing(pieces), finish)
 
     def drawing(self, pieces: Sequence[Piece], only_vertices: bool = False) -> Drawing:
-        """Does what :meth:`draw` does, in rounds. All pieces of a batch share the messages of a round."""
+        """Draws a batch like :meth:`draw`, as a generator that yields requests to other ranks and is sent their answers. All pieces share these messages."""
         drawings = [self._drawing_piece(*piece, only_vertices) for piece in pieces]
         mfgs = yield from in_step(drawings)
         if len(mfgs) == 1:

@@ -1,4 +1,4 @@
-"""Draws batches on all ranks together outside an epoch, where ranks hold different neighbour lists."""
+"""Draws batches outside an epoch, such as for trials, if ranks hold different neighbour lists. All ranks take part."""
 
 from __future__ import annotations
 
