@@ -1,1 +1,1 @@
-"""Loaders that users iterate: PyG's loaders on top of the engine."""
+"""Loaders that users iterate. They take PyG's arguments; the batches come from :mod:`salientpp.engine`."""

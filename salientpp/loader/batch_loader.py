@@ -1,4 +1,4 @@
-"""Base of NeighborLoader and LinkNeighborLoader: builds an engine from their arguments, and makes single batches through PyG's hooks."""
+"""Base of NeighborLoader and LinkNeighborLoader: builds an engine from their arguments, and makes single batches for PyG's ``collate_fn`` and ``filter_fn``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """Facts and objects that a rank makes by itself, before it compares facts with the other ranks."""
+    """Source, options and facts that one rank prepares without communication. The ranks then compare their facts, so that an error reaches all of them."""
 
     source: BatchSource
     facts: Facts
@@ -242,14 +242,19 @@ class BatchLoader(PlannedLoader):
         return seeds_per_batch(self, prepared.options, number, placement, self._hosts)
 
     def _settings(self) -> dict[str, Any]:
-        """Returns the arguments that change batches, besides ``options`` and the sampler, for ranks to compare."""
+        """Returns the arguments, besides ``options`` and the sampler, on which batches depend. The ranks compare them, because they must be equal."""
         same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size")}
         return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last), "uneven": self.uneven}
 
     def _open_partition(
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
-        """Opens a partitioned graph, with the seeds from ``make_seeds(connected, sampler)``."""
+        """Connects this rank to the other ranks of a partitioned graph, and opens the graph as the source of batches.
+
+        Args:
+            make_seeds: function that gets the connected graph and the sampler, and returns the seeds.
+            messages: message types that the ranks will exchange, besides those that the options need.
+        """
         placement = placement_of(
             self.data, comm, self._given_options.logical_ranks, self._hosts, self.cooperate is not None
         )
@@ -273,7 +278,7 @@ class BatchLoader(PlannedLoader):
         return facts
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Changes this rank's seeds where they depend on the facts of all ranks, ``everyone``."""
+        """Changes this rank's seeds if they depend on the other ranks, such as labels of edges. ``everyone`` holds the facts of all ranks."""
 
     def _fingerprint_of_seeds(self) -> Mapping[str, Any]:
         return {}
@@ -296,9 +301,10 @@ class BatchLoader(PlannedLoader):
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
-        """Makes the batch of the seeds at these positions, as PyG's method does. Subclasses call it, and libraries that build a ``DataLoader`` from this one.
+        """Makes the batch of the seeds at these positions, as PyG's method does.
 
-        With ``filter_per_worker=False`` it returns the sampler's output, for :meth:`filter_fn`.
+        The loader itself does not call it. Subclasses do, and so do libraries that build a ``DataLoader`` from this loader. With
+        ``filter_per_worker=False`` it returns the sampler's output, for :meth:`filter_fn`.
         """
         keys = _batch_keys.get()
         if keys is None:
@@ -319,7 +325,7 @@ class BatchLoader(PlannedLoader):
 
     @property
     def input_data(self) -> NodeSamplerInput | EdgeSamplerInput:
-        """All seeds, under PyG's name."""
+        """All seeds. PyG's loaders have an attribute of this name, too."""
         return self.engine.basis.source.seeds.inputs
 
     def _overrides(self, name: str) -> bool:
@@ -345,7 +351,7 @@ class BatchLoader(PlannedLoader):
             )
 
     def _through_hooks(self, index: Any, keys: BatchKeys) -> Any:
-        """Makes a batch through ``collate_fn`` or ``filter_fn`` of the user. The stages do not call them."""
+        """Makes a batch with the user's own ``collate_fn`` or ``filter_fn``, since the stages of the engine would not call them."""
         token = _batch_keys.set(keys)
         try:
             out = self.collate_fn(index.tolist() if isinstance(index, Tensor) else index)

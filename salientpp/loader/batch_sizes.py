@@ -1,4 +1,4 @@
-"""Sizes of batches by type, and the size classes that batches are padded to."""
+"""Counts the vertices and edges of batches by type, and chooses the few sizes to which batches are padded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sizes = dict[Any, int]
 
 @dataclass(frozen=True)
 class Classes:
-    """Sizes that batches are padded to, smallest first. Each is at least as large as the one before, in every type."""
+    """The few sizes to which a loader pads its batches, smallest first. In every type, each is at least as large as the one before."""
 
     sizes: Sequence[Sizes]
 
@@ -52,7 +52,7 @@ class Classes:
 
 
 def rounded_up(size: int) -> int:
-    """Rounds a size up, at least to :data:`_STEPS`. A size above it grows by less than ``1 / _STEPS`` of itself."""
+    """Rounds a size up, so that few different sizes occur. The result is at least :data:`_STEPS`; a larger size grows by less than ``1 / _STEPS``."""
     step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
     return max(_STEPS, -(-size // step) * step)
 
@@ -62,7 +62,7 @@ def _fits(sizes: Sizes, of_class: Sizes) -> bool:
 
 
 def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
-    """Returns the size of a batch of this MFG, with one padding vertex of every sampled type."""
+    """Returns the numbers of vertices and edges of an MFG. Each vertex type counts one more, because a padded batch has at least one padding vertex of it."""
     if isinstance(mfg, HeteroSamplerOutput):
         return {
             **{type_: n_id.numel() + 1 for type_, n_id in mfg.node.items()},

@@ -31,7 +31,7 @@ class Bookmark:
         self.epoch, self.reached = epoch, None
 
     def begun(self, reached: Reached) -> None:
-        """Records that the next epoch was begun. ``reached``: its progress from now on."""
+        """Records that the next epoch has begun. ``reached`` is the object that counts its batches from now on."""
         self.reached, self.resume = reached, None
         self.epoch += 1
 
@@ -46,10 +46,9 @@ class Bookmark:
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
-        """Number of logical ranks, number of ranks, this rank, and whether batches are joined. A saved state has the
-        same four values.
+        """Number of logical ranks, number of ranks, this rank, and True if the batches of a round are joined into one.
 
-        Hosts whose ranks cooperate count as one rank each.
+        A saved state has the same four values, which tell who saved it. With ``cooperate``, a host counts as one rank.
         """
         placement = self.epochs.placement
         return placement.num_logical_ranks, placement.num_visitors, placement.visitor, self.joined

@@ -32,12 +32,13 @@ Out = TypeVar("Out")
 
 
 def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
-    """Returns the ranks that make a loader together, and the device from which they may exchange rows.
+    """Returns the communicator of the ranks that construct a loader together, and the device of its batches.
 
     An object in memory needs no other rank, so its group is this process alone.
 
     Args:
-        kinds, kinds_in_words: types that ``data`` may have, besides a pair of stores.
+        kinds: types that ``data`` may have, besides a pair of stores.
+        kinds_in_words: the same types, as the error names them.
 
     Raises:
         ValueError, TypeError: the data has another type, or the device or time-out is wrong.
@@ -80,18 +81,18 @@ def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tup
 
 
 def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
-    """Makes the engine. Collective; an error on this rank is reported to the others."""
+    """Makes the engine that produces a loader's batches. Collective; an error on this rank is reported to the others."""
     return reported(basis.comm, lambda: Engine(basis, ways), action)
 
 
 def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
-    """Returns ``function()``, which every rank calls; an error on this rank is reported to the others."""
+    """Calls ``function`` on every rank and returns its result. If it fails on one rank, the others get an error too and do not wait for that rank."""
     with comm.reporting(action):
         return function()
 
 
 def free_working_memory(data: Any) -> None:
-    """Frees values that were needed only to choose which rows to copy, once a loader of ``data`` has been made."""
+    """Frees memory that only the construction of a loader needs, such as the transposed topology. Call it after a loader of ``data`` was made."""
     if isinstance(data, PartitionedGraph):
         if data.topology == "whole" and not data.is_hetero:
             data.graph.forget_transpose()  # as large as the topology
@@ -99,7 +100,7 @@ def free_working_memory(data: Any) -> None:
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
-    """Returns the ways that these options turn on, such as the cache, in the order in which they act."""
+    """Returns the methods that save bytes, such as a cache, that these options turn on. They stand in the order in which the engine applies them."""
     ways: list[Way] = []
     if options.read_ahead:  # first, because the other ways read rows too
         ways.append(ReadAhead(options.read_ahead))

@@ -68,7 +68,11 @@ def seeds_per_batch(
 
 
 def settings_of_batches(settings: Mapping[str, Any], options: Options, seeds: int) -> dict[str, Any]:
-    """Returns the settings for a fingerprint: a host's batches depend on the number of their ``seeds``, not on how many ranks compute them."""
+    """Returns the settings that a saved state records.
+
+    With ``cooperate``, ``batch_size`` becomes ``seeds``, the seeds of a host's batch. A host with another number of ranks can then load the state, if its
+    batches have as many seeds.
+    """
     found = dict(settings)
     if options.cooperate is not None and options.cooperate_batches is None:
         found["batch_size"] = seeds

@@ -28,7 +28,7 @@ class _Pickler(pickle.Pickler):
         self.shared: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """Returns the index in ``shared`` of a shared object, or None for an object that is copied."""
+        """Returns an index into ``shared`` for an object that the copy shares, or None for an object to copy. :mod:`pickle` calls it."""
         if not _is_shared(value):
             return None
         self.shared.append(value)
@@ -52,7 +52,7 @@ def _is_shared(value: Any) -> bool:
 
 
 def copied(state: Any) -> Any:
-    """Returns a copy of the values in ``state``."""
+    """Returns a copy of ``state``. Tensors, samplers and the user's objects are not copied; the copy refers to the same ones."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(state)

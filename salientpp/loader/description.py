@@ -1,4 +1,7 @@
-"""Describes a loader for the file of its spans (:mod:`salientpp.engine.spans`): options, sizes, links, and what caches of several sizes would save."""
+"""Describes a loader for ``salientpp report``: options, sizes, speed of links, and what caches of several sizes would save.
+
+The description is the first entry of the file in which a rank records its spans (:mod:`salientpp.engine.spans`).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _SIZES = 16
 
 
 def description_of(loader: Any, options: Options) -> dict[str, Any]:
-    """Describes a loader as JSON values. No other rank takes part."""
+    """Describes the loader of this rank as JSON values, without communication."""
     engine = loader.engine
     source = engine.basis.source
     declared = options.declared
@@ -101,7 +104,7 @@ def forecast_of_caches(basis: Basis) -> list[list[float]]:
 
 
 def measured_together(basis: Basis, everyone_traces: bool) -> Mapping[str, Any]:
-    """Returns the part of the description that ranks measure together, if each of them traces. Collective."""
+    """Returns the part of the description that ranks measure together. It is empty unless every rank records its spans. Collective."""
     if not everyone_traces or basis.comm.size == 1 or not basis.source.travelling:
         return {"links": [], "cache_forecast": []}
     return {"links": measured_links(basis.comm), "cache_forecast": forecast_of_caches(basis)}

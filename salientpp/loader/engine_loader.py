@@ -1,4 +1,4 @@
-"""Loader over an engine that looks like torch's ``DataLoader``: epochs, saved states and statistics."""
+"""Gives an engine the interface of torch's ``DataLoader``, with epochs, saved states and statistics."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     _orders_itself: bool  # False if a user's sampler orders the seeds
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
-        """Returns two functions, or None for each that this loader does not need.
+        """Returns two functions with which a subclass changes how the engine makes batches, or None for each that it does not need.
 
-        The first changes each batch after the last stage, for example pads it. The second makes batches by ``collate_fn``
-        and ``filter_fn`` of a user's subclass instead of the stages.
+        The engine calls the first on each batch after the last stage, for example to pad it. It calls the second instead of the stages, if a user's subclass
+        overrides ``collate_fn`` or ``filter_fn``.
         """
         return None, None
 
@@ -65,7 +65,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     @property
     def batches_by_rank(self) -> list[int]:
-        """Number of batches that each rank gives in an epoch. Processes that ``share`` an object know only their own number."""
+        """Number of batches of an epoch for each rank. With ``share``, where processes do not communicate, it has only the number of this process."""
         return self._bookmark.epochs.order.batches_by_rank
 
     def set_epoch(self, epoch: int) -> None:
@@ -127,7 +127,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     def _continues(self) -> bool:
         """Returns True if the next epoch continues from a loaded state. All ranks call this method together.
 
-        If it is True, the ranks may first do other work together, such as follow the plan of the state.
+        If it is True, the ranks may have to prepare together first, for example to fill the caches that the state's plan has.
         """
         comm, place = self.engine.basis.comm, self._bookmark
         if place.resume is not None and comm.size > 1:
@@ -246,10 +246,11 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return FeatureCache.empty() if way is None else way.cache
 
     def memory_used(self) -> dict[str, int]:
-        """Returns the bytes held by each tier, by the topology (``graph``; memory-mapped arrays count in full), by the ``batches`` in the pipeline, and by
-        rows that travel (``exchange``).
+        """Returns the bytes of memory that this loader holds, by purpose.
 
-        With ``lookahead``, the index of the cache, the ids of the planned batches and the probabilities in memory are added.
+        Each tier has an entry. ``graph`` is the topology, where memory-mapped arrays count in full. ``batches`` are the batches in the pipeline.
+        ``exchange`` are rows on their way from or to other ranks. ``lookahead`` adds the index of the cache, the ids of the planned batches and the
+        probabilities in memory.
 
         On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
         so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the

@@ -37,7 +37,7 @@ def settings_of(sampler: Any) -> list[Any]:
 def fingerprint_of(
     data: Any, source: BatchSource, seeds: SeedsByPart, options: Options, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the plain values that batches depend on; ``seeds`` are the seeds of all ranks."""
+    """Returns the plain values on which batches depend. A state is loaded only if its values are equal. ``seeds`` are the seeds of all ranks."""
     sampler = source.sampler
     ours = isinstance(sampler, NeighborSampler)
     partitioned, own = isinstance(data, PartitionedGraph), sources_in(options.columns)
@@ -63,6 +63,6 @@ def _seeds_digest(source: BatchSource, seeds: SeedsByPart) -> str:
 
 
 def _describe(source: BatchSource, names: Iterable[Any], first: int) -> list[Any]:
-    """Returns the dtypes and the shapes of these attributes, with the dimensions from ``first`` on."""
+    """Returns [name, dtype, shape] of each attribute. The shape leaves out the first ``first`` dimensions, such as the number of rows."""
     rows = {name: source.delivered(name if isinstance(name, tuple) else (None, name)) for name in names}
     return [[str(name), str(of_name.dtype), list(of_name.shape[first:])] for name, of_name in rows.items()]

@@ -89,7 +89,7 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
 
 
 def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
-    """Returns evenly spaced turns of some epochs, whose batches are full. Shorter batches, such as the last ones, are left out."""
+    """Returns the seeds of evenly spaced batches of some epochs. Shorter batches, such as the last of an epoch, are left out, to not bias the sizes."""
     found: list[Turn] = []
     num_seeds = 0
     for epoch in count():
@@ -105,7 +105,7 @@ def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
 
 
 def _positions(turn: Turn) -> Tensor:
-    """Returns the positions of a turn's seeds, int64 [B]."""
+    """Returns the positions of one batch's seeds, int64 [B]."""
     pieces = [positions for _, positions in turn.pieces]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

@@ -20,7 +20,7 @@ def agree_on_hosts(
 ) -> tuple[int, ...]:
     """Returns the number of ranks on each host, in the order of the ranks; empty if every rank is its own host. Collective, the same on all ranks.
 
-    If the hosts come from a launcher and cannot be used, a warning says why.
+    If the ranks of a host cannot share memory, each rank becomes its own host, and a warning says why.
 
     Args:
         given: the user's ``ranks_per_host``.
@@ -29,7 +29,7 @@ def agree_on_hosts(
         cooperates: True if the ranks of a host visit their seeds together.
 
     Raises:
-        ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
+        ValueError: ``given`` is wrong, differs between ranks or does not fit, or ``cooperates`` and ranks of a host cannot share memory; on every rank.
     """
     if comm.size == 1:
         checked_hosts(given)
@@ -76,7 +76,7 @@ def _trouble(
     copies: Sequence[list[int] | None],
     cooperates: bool,
 ) -> str | None:
-    """Returns why these hosts cannot be used, or None. Every rank finds the same reason without communication."""
+    """Returns why the ranks of a host cannot share its memory, or None. Every rank gets the same result without communication."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return (

@@ -30,7 +30,7 @@ RECENT, NUM_RECENT = "recent.", 100
 
 @dataclass(frozen=True)
 class Metric:
-    """Description of a number.
+    """Description of one number that ``loader.metrics()`` returns.
 
     Attributes:
         unit: unit in UCUM: 's', 'By' (bytes), '1' (a share or a number without unit), or what is counted, as in '{batch}'.
@@ -138,7 +138,7 @@ def metrics_of(engine: Engine, times: EpochTimes, counted: LoaderStats, memory: 
 
 
 def numbers_of(of: Delivered, single: Single) -> dict[str, float]:
-    """Returns the numbers of delivered batches, with percentiles over single ones."""
+    """Returns counts, rates and waiting of batches. The totals are in ``of``; ``single`` has the times of single batches, for percentiles."""
     seconds = of.seconds_waiting + of.seconds_in_steps
     found: dict[str, float] = {"batches": of.batches, "seeds": of.seeds, "seconds": seconds}
     found |= {"batches_per_second": _share(of.batches, seconds), "seeds_per_second": _share(of.seeds, seconds)}
@@ -182,7 +182,7 @@ def compare_ranks(comm: Comm, own: Mapping[str, float]) -> dict[str, float]:
 
 
 class Numbers(dict[str, float]):
-    """Dictionary that several calls return, so it cannot be changed. To copy it would take 1 % of a small batch's time."""
+    """Read-only dictionary. Several calls of ``metrics()`` return the same one, since a copy for each would take 1 % of a small batch's time."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
@@ -196,10 +196,11 @@ class Numbers(dict[str, float]):
 
 
 class _Measuring(NamedTuple):
-    """An epoch that is measured.
+    """State of the measurements of one epoch.
 
     Attributes:
-        before, after: statistics when it began and ended. None: those of a new loader, and the present ones.
+        before: the loader's statistics when the epoch began. None: it began with zeros.
+        after: the statistics when the epoch ended. None: it goes on, so the present statistics count.
         times: times of its batches.
     """
 
@@ -259,13 +260,13 @@ class Measured:
         self._epoch, self.last = epoch, (-math.inf, Numbers())
 
     def copy(self) -> Measured:
-        """Returns the same for a copy of the loader, with a file of its own."""
+        """Returns the measurements for a copy of the loader. The copy records to a file of its own."""
         other = Measured(copy.copy(self.spans))
         other._epoch = self._epoch._replace(times=copy.deepcopy(self._epoch.times))
         return other
 
     def reset(self, engine: Engine) -> None:
-        """Goes on with an epoch that has no batches yet, because the loader has reset its statistics."""
+        """Starts the counts of the epoch again from zero, because the loader has reset its statistics."""
         self._set(_Measuring(None, engine.counters.times))
 
     def metrics(self, engine: Engine, memory: Callable[[], Mapping[str, int]]) -> Numbers:

@@ -13,7 +13,10 @@ def divided(kwargs: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any],
 
 
 def split_draws(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``kwargs`` by ``names`` for a sampler and a loader. The loader also gets blocks of ``shared_draws``."""
+    """Splits ``kwargs`` between a sampler, which takes those in ``names``, and a loader.
+
+    Both take ``shared_draws``: its entry 'vertices' goes to the sampler, the others, such as blocks, to the loader.
+    """
     of_sampler, others = divided(kwargs, names)
     if "shared_draws" in of_sampler:
         draws = of_sampler.pop("shared_draws")
@@ -25,7 +28,7 @@ def split_draws(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any]
 
 
 def for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Removes arguments that a single batch cannot use, with a warning for each."""
+    """Returns ``kwargs`` for a loader whose only batch is the whole graph. A warning names each argument that has no effect then."""
     alone = {"batch_size": 1, "num_workers": 0, "pin_memory": False, "sampler": None, "batch_sampler": None}
     for option, value in alone.items():
         if kwargs.get(option, value) != value:

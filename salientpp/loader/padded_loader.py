@@ -26,7 +26,7 @@ class PaddedLoader(EngineLoader):
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
-        """Function that pads a complete batch, if asked, and calls the user's ``transform`` on it; or None."""
+        """Function that the loader calls on each complete batch. It pads the batch, if ``pad`` is given, and calls the user's ``transform``. It may be None."""
         return self.transform if self._given_options.pad is None else self._fill_up
 
     def _fill_up(self, batch: Data) -> Data:
@@ -70,7 +70,7 @@ class PaddedLoader(EngineLoader):
         return self.engine.basis.source.drawing.is_collective
 
     def _pad_together(self) -> None:
-        """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise they are drawn for the first batch."""
+        """Draws the trial batches for padding now, if all ranks must draw them together. Otherwise the loader draws them just before its first batch."""
         if self._given_options.pad is not None and self._draws_together:
             self._padding  # noqa: B018 (made on first use)
             if self._given_options.pad == "fixed":

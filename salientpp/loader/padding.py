@@ -54,7 +54,7 @@ class Padding:
         data: the data as given to the loader.
         draws: the seed and epoch of the trial that gave the sizes. A loaded state may have another seed.
         static: the tensors that hold every batch. None: every batch gets tensors of its own.
-        num_padded, num_overflows: number of batches padded, and of those that were larger than the largest size chosen in advance.
+        num_padded, num_overflows: number of batches padded, and of those among them that were larger than every size chosen in advance.
     """
 
     data: Any
@@ -133,7 +133,7 @@ class Padding:
             store.num_nodes = size
 
     def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
-        """Returns which attributes to pad: those of ``kind`` ('node' or 'edge') in the data, and those in ``names``."""
+        """Returns the names of the attributes to pad: those with a row per vertex (``kind`` 'node') or edge ('edge') in the data, and those in ``names``."""
         if isinstance(self.data, (Data, HeteroData)):
             whole = self.data._store if store._key is None else self.data[store._key]
             names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}
@@ -177,7 +177,7 @@ class Padding:
     def _empty(
         self, store: BaseStorage, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Returns a tensor with arbitrary contents, to which the padded attribute is written."""
+        """Returns a tensor with arbitrary contents, into which the caller writes the padded attribute."""
         if self.static is not None:
             return self.static.tensor(store._key, name, shape, dtype, device)
         if device.type == "cpu":

@@ -39,7 +39,7 @@ class Planning:
 
     Attributes:
         options: as the user gave them, checked.
-        everyone: the facts of all ranks.
+        everyone: the facts of all ranks (:class:`~salientpp.engine.agreement.Facts`).
         loaded: the choice in a loaded state, until the next epoch begins.
     """
 
@@ -50,7 +50,7 @@ class Planning:
 
     @classmethod
     def together(cls, data: Any, basis: Basis, options: Options, everyone: Sequence[Facts]) -> Planning:
-        """Plans for the ranks that make a loader together. Collective."""
+        """Chooses caches and other methods for the ranks that construct a loader together. Collective."""
         machines = options.memory_machines or measure_few(basis)
         budget = budget_together(data, basis, options)
         plan = plan_together(basis, budget, machines, partial(_ways_with, options))
@@ -119,13 +119,13 @@ def _shown(plan: Any) -> str:
 
 
 def _ways_with(options: Options, choice: Choice) -> list[Way]:
-    """Returns the ways that a plan prices for a choice: the user's cache (``cache=``), but not those in ``ways=``, and then the choice's own."""
+    """Returns the methods whose time the planner estimates for ``choice``: the user's cache (``cache=``), then the methods of the choice, but no ``ways=``."""
     given: list[Way] = [] if options.cache is None else [GivenCache(options.cache)]
     return [*given, *choice.ways(options.policy, options.partial_aggregation_weight)]
 
 
 def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
-    """Returns the budget of these options, and the methods that are possible on every rank. Collective."""
+    """Returns the memory that a plan may use, and the methods that every rank can use. Collective."""
     source, comm, given = basis.source, basis.comm, options.given_choice
     books = {type_: source.books[type_] for type_ in source.travelling}
     row_bytes = source.row_bytes

@@ -106,7 +106,7 @@ class SamplingOptions:
 
 
 def _for_loader(sampler: NeighborSampler) -> NeighborSampler:
-    """Returns a sampler that draws the same; a copy if the loader changes values of the topology."""
+    """Returns the sampler, or a copy that draws the same if the loader needs another view of the topology. The user's sampler is not changed."""
     topology = sampler.topology.for_loader()
     if topology is sampler.topology:
         return sampler

@@ -1,4 +1,4 @@
-"""Stand-ins for torch's samplers. From the type of a loader's sampler, other libraries read how the loader orders its seeds.
+"""Stand-ins for torch's samplers, because other libraries read from the type of a loader's sampler how the loader orders its seeds.
 
 The loader never iterates them; ``set_epoch`` on them sets the loader's epoch.
 """

@@ -21,7 +21,7 @@ _LOADERS: list[tuple[type, list[type], str, inspect.Signature]] = []
 
 
 def with_options(but: tuple[type, ...] = ()) -> Callable[[L], L]:
-    """Returns a decorator that adds the options of all groups, except ``but``, to a loader's signature and docstring."""
+    """Returns a decorator that adds the package's options to a loader's signature and docstring. ``but`` names the groups of options to leave out."""
 
     def decorate(loader: L) -> L:
         groups = [group for group in GROUPS if group not in but]
@@ -54,7 +54,7 @@ def declare(group: type) -> None:
 
 
 def divided(given: Mapping[str, Any], but: tuple[type, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``given`` into the package's options, except groups ``but``, and arguments of torch."""
+    """Splits ``given`` into the package's options and all other arguments. Options of the groups ``but`` count as others."""
     names = {name for group in GROUPS if group not in but for name in declared_in(group)}
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}

@@ -39,15 +39,14 @@ class StaticBuffers:
         return self._tensors[key]
 
     def check(self, name: str, value: Tensor) -> None:
-        """Raises ValueError if the tensor of an attribute needs a gradient."""
+        """Raises ValueError if the tensor of an attribute needs a gradient, which copies into one buffer would break."""
         if value.requires_grad:
             raise ValueError(
                 f"static buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static out of pad"
             )
 
     def hold(self, batch: Data | HeteroData, data: Any) -> None:
-        """Copies those dense tensors of a batch that are not static yet into tensors of this object. Sparse tensors, and tensors of the user's ``data``,
-        stay as they are.
+        """Replaces the dense tensors of a batch by static ones with the same values. Sparse tensors, and tensors of the user's ``data``, stay as they are.
 
         Raises:
             ValueError: a tensor needs a gradient.

@@ -118,7 +118,7 @@ class Options(Values):
 
     @property
     def given_choice(self) -> dict[str, Any]:
-        """Values that a plan must keep, by the names of :class:`~salientpp.ways.planner.choices.Choice`."""
+        """Values that the user fixed and a plan must keep, by the names of :class:`~salientpp.ways.planner.choices.Choice`."""
         values = {name: getattr(self, option) for name, option in Choice.OPTIONS.items()}
         fixed = set() if self.memory is not None else {"cache", "lookahead", "sums"}
         fixed |= set() if self.memory_device is not None else {"device_rows", "device_cache"}
@@ -247,7 +247,7 @@ class Options(Values):
 
 
 def named(name: str) -> str:
-    """Returns how users write an option, or an argument of PyG's."""
+    """Returns an option or an argument of PyG's as users write it, for errors, such as ``pad=``."""
     return OPTIONS[name].named(name) if name in OPTIONS else f"{name}="
 
 
