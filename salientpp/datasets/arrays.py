@@ -188,13 +188,13 @@ def check_file(file: Path) -> None:
 
 
 def unreadable(where: object, error: OSError | MemoryError) -> ValueError:
-    """Returns the error for a file that the operating system could not read. The text says what the machine lacks, if that is known."""
+    """Returns the ValueError to raise for a file that could not be read. Its text says if the machine lacks memory or open files, for example."""
     reason = getattr(error, "strerror", None) or first_line(error)
     return ValueError("; ".join(filter(None, (f"{where} cannot be read ({reason})", what_to_do(error, "")))))
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the error's type if the message is empty. The error comes from another library."""
+    """Returns the first line of another library's error message, to quote in an error. If the message is empty, returns the error's type."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 

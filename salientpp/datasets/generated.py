@@ -1,4 +1,4 @@
-"""Generates a graph with hubs, communities and classes."""
+"""Generates a graph for tests and measurements. It has hubs, communities and classes, as real graphs do."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def synthetic(
 
 
 def _masks(order: np.ndarray, fractions: Sequence[float]) -> dict[str, np.ndarray]:
-    """Returns the masks of the splits. They take their fractions of ``order`` one after another."""
+    """Returns the masks of train, val and test. Each takes its fraction of the vertices in ``order``, after those of the split before."""
     # Cumulative sums are rounded, so fractions that add up to one use every vertex.
     bounds = [0, *(round(len(order) * share) for share in accumulate(fractions))]
     masks = {f"{split}_mask": np.zeros(len(order), dtype=bool) for split in SPLITS}
@@ -114,7 +114,7 @@ def _masks(order: np.ndarray, fractions: Sequence[float]) -> dict[str, np.ndarra
 
 
 def _fitting(num_vertices: Any, average_degree: float | None, num_classes: int | None) -> tuple[float, int]:
-    """Returns the average degree and the number of classes. A default that fits ``num_vertices``, which is not checked yet, replaces None."""
+    """Returns the average degree and the number of classes, with defaults for None that suit a small graph too. ``num_vertices`` may still be wrong."""
     few = min(num_vertices, 1000) if is_whole(num_vertices) and num_vertices >= 2 else 1000
     degree = min(20.0, max(1.0, (few - 1) / 2)) if average_degree is None else average_degree
     return degree, min(12, few) if num_classes is None else num_classes
@@ -138,7 +138,7 @@ def is_whole(value: Any) -> bool:
 
 
 def check_kinds(parameters: Mapping[str, Any]) -> None:
-    """Raises ValueError unless each parameter of a generated graph is an integer, a share or another number, as its name requires."""
+    """Raises ValueError unless each parameter is a number of the kind that its name requires: an integer, a number in [0, 1], or any number."""
     for name, value in parameters.items():
         if name in _INTEGERS:
             least, most = _INTEGERS[name]
@@ -189,13 +189,13 @@ def check_memory(what: str, needed: int) -> None:
 
 
 def random_streams(seed: int, number: int) -> list[np.random.Generator]:
-    """Returns ``number`` independent generators."""
+    """Returns ``number`` independent random generators, so that a change in one kind of draw leaves the other kinds as they are."""
     return [np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(number)]
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Communities nested in classes, each a range of positions: the vertices' numbers before ids are shuffled."""
+    """Communities nested in classes. Each is a range of positions, which are the numbers of the vertices before their ids are shuffled."""
 
     start: np.ndarray  # int64 [C + 1], the bounds of the communities
     class_of_community: np.ndarray  # int64 [C], ascending

@@ -175,10 +175,10 @@ def _draw_links(
     num_targets: int,
     groups: Groups,
 ) -> np.ndarray:
-    """Draws exactly ``num_links`` distinct links. Sources are drawn in proportion to their weights, float64 [S].
+    """Draws exactly ``num_links`` distinct links, such as from authors to papers. Sources are drawn in proportion to their weights, float64 [S].
 
-    Targets come from the source's community, its class, or anywhere, with the shares of ``groups``. A vertex has the community and class of the
-    paper at the same relative position. Returns positions of sources and targets, int64 [2, n].
+    The target is drawn from the source's community, from its class, or from all, with the probabilities in ``groups``. ``groups`` has papers; any other vertex
+    belongs where the paper at the same relative position does. Returns positions of sources and targets, int64 [2, n].
     """
     num_sources = weights.size
     if num_links > num_sources * num_targets:

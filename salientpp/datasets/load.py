@@ -116,12 +116,15 @@ def load_dataset(
 
 
 def is_partition(dataset: str) -> bool:
-    """True if `dataset` names a graph that another library has partitioned, so that an assignment comes with it."""
+    """True if `dataset` names a graph that another library has partitioned. Its files then also say which part each vertex has."""
     return dataset.partition(":")[0] in FORMATS
 
 
 def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
-    """Returns graph and assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``. Raises ValueError if the number of parts is not ``num_parts``."""
+    """Returns the graph of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``, and the part of each vertex.
+
+    Raises ValueError if the number of parts is not ``num_parts``.
+    """
     given = _named_partition(dataset, {})
     if given.num_parts != num_parts:
         raise ValueError(
@@ -158,7 +161,7 @@ def to_convert(dataset: str) -> str | None:
 
 
 def undirected_hint(source: str) -> str:
-    """Returns a hint for a suggested `convert`, or "". Files of edges do not say whether their edges have a direction."""
+    """Returns a hint to append where an error suggests `convert`. It is "" unless the source is a file of edges, which cannot say if they are directed."""
     return " (add --undirected if your edges have no direction)" if source.startswith("edges:") else ""
 
 

@@ -71,7 +71,7 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
 
 
 def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns ogb's dictionary of the graph, and the labels."""
+    """Returns the graph as the dictionary that ogb's readers make, and the labels."""
     from ogb.io.read_graph_raw import read_binary_graph_raw, read_csv_graph_raw
 
     with contextlib.redirect_stdout(sys.stderr):  # the readers print, and stdout is for results
@@ -118,7 +118,7 @@ def ogb_meta(name: str) -> dict[str, str]:
 
 
 def listed(names: str) -> list[str]:
-    """Returns the names of files in an entry of OGB's description."""
+    """Splits an entry of OGB's description into the names of files; "None" means no files."""
     return [] if names == "None" else names.split(",")
 
 

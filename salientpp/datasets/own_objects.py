@@ -60,7 +60,7 @@ def _classes_of_tables() -> list[type]:
 
 @contextlib.contextmanager
 def says_damaged(file: Path) -> Iterator[None]:
-    """Turns errors from a PyG object into a ValueError, since a damaged file can leave the object incomplete."""
+    """Turns any error that the block's use of a PyG object raises into a ValueError. A damaged file can leave the object incomplete."""
     try:
         yield
     except (ValueError, OSError):
@@ -72,7 +72,7 @@ def says_damaged(file: Path) -> Iterator[None]:
 
 
 def _graph_in(stored: object, where: str) -> Data | HeteroData:
-    """Returns the graph of an object from a file or a function, in any form that PyG writes."""
+    """Returns the graph in an object from a file or a function: a Data or HeteroData, its ``to_dict()``, or the tuple of ``InMemoryDataset.save``."""
     # InMemoryDataset.save writes the graphs joined into one, the offset of each, and their class.
     if isinstance(stored, tuple) and len(stored) in (2, 3):
         stored, slices, *_ = stored
@@ -128,7 +128,7 @@ def load_python(where: str, source: str) -> Data | HeteroData:
 
 
 def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
-    """Calls the user's code. Any exception becomes a ValueError with its place in that code, the innermost frame first."""
+    """Calls the user's code. Raises ValueError for any exception in it; the text lists the lines of that code, the innermost first."""
     try:
         return call()
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Reads arrays of .npy files, .npz archives and files of ``torch.save`` in pieces.
+"""Reads arrays of .npy files, .npz archives and files of ``torch.save`` in pieces, so that memory holds only one piece.
 
 Pages that are read from a memory map count as resident memory. So numpy's arrays are read without memory maps. torch maps the tensors in its files, so the
 pages of these tensors are released after each piece.
@@ -30,7 +30,7 @@ Read = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a .npy file, or in a member of an .npz archive. ``member`` is the member's name without .npy. ``name`` is for errors."""
+    """Description of an array on disk: a .npy file, or a member of an .npz archive. ``member`` is the member's name without .npy. Errors use ``name``."""
 
     path: Path
     member: str | None
@@ -83,7 +83,7 @@ class StoredArray:
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
-        """Opens the array, for a ``with`` block. Yields a function that reads the next entries, from ``first`` on."""
+        """Opens the array for a ``with`` block. Yields a function that reads the next ``count`` entries at each call, beginning at entry ``first``."""
         with _opened(self.path, self.member, self.name) as (file, _):
             at = self.offset + first * self.dtype.itemsize
             with _said(self.name):
@@ -153,7 +153,7 @@ def scalar_of(array: StoredArray, kinds: str) -> Any:
 
 
 def array_edges(arrays: Sequence[StoredArray]) -> EdgeSource:
-    """Returns the edges of arrays [2, E] or [E, 2], one array after another."""
+    """Returns the edges of arrays [2, E] or [E, 2], to be read in pieces, one array after another."""
     for array in arrays:
         if len(array.shape) != 2 or 2 not in array.shape:
             raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
@@ -187,7 +187,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> EdgeSource:
 
 
 def array_rows(arrays: Sequence[StoredArray]) -> Rows:
-    """Returns the rows of arrays [n, ...], one array after another."""
+    """Returns the rows of arrays [n, ...], to be read in pieces, one array after another."""
     for array in arrays:
         if not array.shape:
             raise ValueError(f"{array.name} must have a row per vertex, got a single number")
@@ -221,7 +221,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
 
 
 def saved_edges(edge_index: Tensor, name: str) -> EdgeSource:
-    """Returns the edges of a memory-mapped ``edge_index`` [2, E]."""
+    """Returns the edges of a memory-mapped ``edge_index`` [2, E], to be read in pieces. Raises ValueError for another shape or dtype."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32 [2, E], got {form(edge_index)}")
     total = edge_index.size(1)
@@ -235,7 +235,7 @@ def saved_edges(edge_index: Tensor, name: str) -> EdgeSource:
 
 
 def saved_rows(rows: Tensor, name: str) -> Rows:
-    """Returns the rows of a memory-mapped tensor [n, ...]."""
+    """Returns the rows of a memory-mapped tensor [n, ...], to be read in pieces. Raises ValueError if the tensor is not dense or has no rows."""
     if rows.dim() == 0 or rows.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor with a row per vertex, got {form(rows)}")
     total = rows.size(0)
@@ -250,7 +250,7 @@ def saved_rows(rows: Tensor, name: str) -> Rows:
 
 
 def _copied(mapped: Tensor) -> Tensor:
-    """Copies mapped rows and releases their pages. The operating system reads the pages again if they are needed."""
+    """Copies memory-mapped rows and releases their pages, which would else count as resident memory."""
     copy = mapped.clone(memory_format=torch.contiguous_format)
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     page = mmap.PAGESIZE

@@ -47,7 +47,7 @@ _OFFSETS_AT_ONCE = 2**17
 
 @dataclass(frozen=True)
 class Runs:
-    """A file of words in runs. Each run is sorted by bucket. The bucket of a word is ``(word - base) >> shift``."""
+    """File of edges that the first pass writes. It consists of runs, each sorted by bucket. The bucket of a word is ``(word - base) >> shift``."""
 
     path: Path
     ends: (
@@ -62,9 +62,9 @@ class Runs:
         return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape).sum(axis=0)
 
     def slices(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yields, for each run, the slice (begin, end) of buckets [first, last).
+        """Yields where each run has the words of buckets [first, last), as (begin, end).
 
-        Both count words from the beginning of the file. Empty slices are left out.
+        Both count words from the beginning of the file. Runs without such words are left out.
         """
         flat = self.ends.reshape(-1)
         for at in range(first, flat.size, self.ends.shape[1]):
@@ -115,7 +115,7 @@ def _check_ids(piece: EdgePiece, end: str, ids: np.ndarray, size: int) -> None:
 def spread(
     words: Iterable[np.ndarray], path: Path, base: int, end: int, num_buckets: int, floor: int, to_disk: bool = True
 ) -> Runs:
-    """Writes words to a file of runs.
+    """Does the first pass: sorts each array of words by bucket and writes it to the file as one run.
 
     All words lie in [base, end). This range is divided into at most ``num_buckets`` buckets, each at least ``2**floor`` wide.
     """
@@ -135,7 +135,7 @@ def spread(
 
 
 def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
-    """Yields all words in the order of their targets, in uint64 arrays of at most ``capacity`` words.
+    """Does the second pass: yields all words in the order of their targets, in uint64 arrays of at most ``capacity`` words.
 
     With ``unique``, words ascend and each comes once. Without, the words of a target keep the order that they have in the runs. ``scratch`` is a folder for
     buckets that are spread again.
@@ -176,7 +176,7 @@ def _read(runs: Runs, first: int, last: int, count: int) -> np.ndarray:
 
 
 def _chunks(runs: Runs, bucket: int, most: int) -> Iterator[np.ndarray]:
-    """Yields the words of one bucket, ``most`` at a time, in the order in which the runs have them."""
+    """Yields the words of a bucket that is too large for memory, ``most`` at a time, in the order of the runs."""
     words, done = np.empty(most, dtype=np.uint64), 0
     with runs.path.open("rb") as file:
         for begin, end in runs.slices(bucket, bucket + 1):
@@ -229,7 +229,7 @@ def write_lists(
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())
 
         def offsets_up_to(target: int, targets: np.ndarray, before: int) -> None:
-            """Writes the starts of the neighbour lists up to vertex ``target``. ``targets`` has the next edges' targets; ``before`` edges precede them."""
+            """Appends to ``indptr`` the starts of the lists up to vertex ``target``. ``targets`` has the targets of the next edges, after ``before`` edges."""
             while indptr.num_rows <= target:
                 vertices = np.arange(indptr.num_rows, min(target + 1, indptr.num_rows + _OFFSETS_AT_ONCE))
                 indptr.write(before + np.searchsorted(targets, vertices).astype(np.int64))

@@ -18,14 +18,14 @@ _LEAST = 8 * 2**20
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits in bytes. ``memory`` limits the resident memory of the process (0 if not given), and ``working`` the memory of a step's arrays."""
+    """Limits in bytes that a conversion keeps. ``memory`` limits the process's resident memory (0: not given), ``working`` the arrays of one step."""
 
     memory: int
     working: int
 
     @classmethod
     def of(cls, memory: int | str) -> Budget:
-        """Returns the budget for the limit ``memory``. Python, torch and imported modules have already taken a part of it.
+        """Returns the budget if the process may take ``memory`` in all. ``working`` is smaller, because Python, torch and imported modules already take a part.
 
         Raises:
             ValueError: ``memory`` is not a number of bytes, or too little.

@@ -28,7 +28,7 @@ _EXACT = (("source", "target"), ("src", "dst"))
 
 @dataclass(frozen=True)
 class Ends:
-    """Facts that help to find the columns of sources and targets: ``named``, the columns that the user named; ``types``, the vertex types of the two ends."""
+    """Hints for :func:`ends_of`. ``named``: the columns of sources and targets that the user named. ``types``: the vertex types of sources and of targets."""
 
     named: tuple[str, str] | None = None
     types: tuple[str, str] | None = None
@@ -80,7 +80,7 @@ def is_id(name: str) -> bool:
 
 
 def _says(word: str, words: Sequence[str]) -> bool:
-    """True if a name's letters are one of these words, or one of them with words such as ``node`` or ``id`` before or after it."""
+    """True if ``word`` is one of ``words``, possibly with an addition such as ``node`` or ``id`` before or after it."""
     return any(
         word == one
         or (word.startswith(one) and _ADDED.fullmatch(word[len(one) :]) is not None)
@@ -90,7 +90,7 @@ def _says(word: str, words: Sequence[str]) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Returns the letters and digits of a name, without capitals."""
+    """Returns the letters and digits of a name in lower case, so that ``Source_ID`` equals ``sourceid``."""
     return re.sub(r"[\W_]", "", name.lower())
 
 

@@ -75,7 +75,7 @@ def write_column(
 
 
 class _Places:
-    """Checks the row numbers that a source gives with its rows. Each number from 0 to ``num_rows`` - 1 must come once."""
+    """Checks the vertex ids of rows that a file has in another order. A byte per vertex records the ids so far, so that a repeated id raises an error."""
 
     def __init__(self, num_rows: int, budget: Budget) -> None:
         self._budget, self._num_rows = budget, num_rows
@@ -140,7 +140,7 @@ def write_mask(
     budget: Budget,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Writes the mask of a split, bool [N], without vertices that have -1 in ``labels``. A warning says how many are left out.
+    """Writes the mask of a split, bool [N]. Vertices without a label (-1 in ``labels``) are left out, and a warning says how many.
 
     Returns the manifest's description of the array. Raises ValueError if an id is out of range, the mask does not have N entries, or the budget is too small.
     """

@@ -125,7 +125,7 @@ def write_converted(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes an opened source; see :func:`convert`."""
+    """Writes a source that is already open. Otherwise the same as :func:`convert`."""
     _check_names(source)
     if source.left_out:
         warnings.warn(
@@ -165,7 +165,7 @@ def write_converted(
 
 
 def _replaced(root: Path) -> set[str]:
-    """Returns the files that a new conversion replaces: those of the complete conversion in ``root``.
+    """Returns the files of the complete conversion in ``root``, which a new conversion replaces.
 
     Raises:
         ValueError: ``root`` is not a converted graph, or also holds files that no conversion wrote.
@@ -181,7 +181,7 @@ def _replaced(root: Path) -> set[str]:
 
 
 def _check_names(source: Source) -> None:
-    """Raises ValueError if an attribute has a name that a file cannot have, or that stands for something else in a graph of PyG."""
+    """Raises ValueError if an attribute's name cannot be a file name, or has another meaning in PyG, such as ``edge_index``."""
     for type_, vertices in source.vertices.items():
         of = "" if type_ is None else f" of {type_!r}"
         masks = [f"{split}_mask" for split in vertices.splits]
@@ -209,7 +209,7 @@ class _Conversion:
         self.capacity = max(1, budget.working // buckets.SORT_BYTES)  # number of words that are sorted together
 
     def run(self) -> dict[str, Any]:
-        """Runs all steps. Returns the manifest without its format, version and checksum."""
+        """Runs all steps. Returns the contents of the manifest, without format, version and checksum."""
         node_types = []
         for number, (type_, vertices) in enumerate(self.source.vertices.items()):
             size = self.sizes[type_] = self._columns(number, type_, vertices)
@@ -319,7 +319,7 @@ class _Conversion:
         return facts["num_edges"]
 
     def _spread(self, step: str, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int) -> buckets.Runs:
-        """Makes the first pass over the edges of a relation, unless the journal records the pass as finished. Returns the runs that the pass wrote."""
+        """Does the first pass of :mod:`~salientpp.datasets.converted.buckets` over a relation, unless the journal records it. Returns the runs on disk."""
         file, ends = f"{step}{RUNS}", f"{step}.ends.npy"
         facts = self.journal.facts(step)
         if facts is None:

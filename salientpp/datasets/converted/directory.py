@@ -60,7 +60,10 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
 
 
 def open_arrays(root: Path, entries: Mapping[str, Mapping[str, Any]], verify: bool) -> dict[str, Tensor]:
-    """Maps the files of a converted graph that the manifest's ``entries`` describe. ``verify`` checks every byte. Raises DatasetError if a file was altered."""
+    """Memory-maps the files that the manifest's ``entries`` describe, and returns them as tensors by file name.
+
+    ``verify`` checks every byte, instead of sizes and sampled checksums only. Raises DatasetError if a file was altered.
+    """
     try:
         arrays = {}
         for name, entry in entries.items():
@@ -111,7 +114,7 @@ def read_converted(root: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raises an error unless types, sizes and files fit each other."""
+    """Raises an error unless the manifest lists a file of the right size for each array of its types and relations."""
     files: dict[str, Any] = manifest["files"]
     expected: dict[str, int] = {}
     sizes = {}

@@ -18,7 +18,7 @@ from salientpp.store.directory.journal import says_what_to_do
 
 
 class _File:
-    """A new binary file whose errors say what to do."""
+    """Binary file to write. If the system refuses to write, for example on a full disk, the error says what to do."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -34,9 +34,10 @@ class _File:
 
 @contextlib.contextmanager
 def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
-    """Opens a new file.
+    """Opens a new file for a ``with`` block.
 
-    At the end of the block the file is flushed: to the operating system, or with ``to_disk`` to the disk. If the block fails, the incomplete file stays.
+    At the end of the block the file's contents are handed to the operating system; ``to_disk`` also waits until they are on the disk. If the block fails, the
+    incomplete file stays.
     """
     with says_what_to_do(path):
         file = path.open("wb")
@@ -54,7 +55,7 @@ def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
 
 
 class ArrayWriter:
-    """Writes rows to an .npy file as they come; their number may be unknown until the end. A dtype that numpy lacks is stored as integers of its width."""
+    """Writes rows to an .npy file piece by piece; their number is needed only at the end. Dtypes that numpy lacks, such as bf16, are stored as integers."""
 
     def __init__(self, file: _File, dtype: torch.dtype, row_shape: Sequence[int]) -> None:
         self._file, self.row_shape = file, torch.Size(row_shape)

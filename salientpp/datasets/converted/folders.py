@@ -1,6 +1,6 @@
 """Opens folders of arrays: a folder for each type of vertices, and a folder ``SOURCE__RELATION__TARGET`` for each type of edges.
 
-:mod:`~salientpp.datasets.converted.layouts` has what differs between public datasets.
+The names of files in a folder differ between public datasets; :mod:`~salientpp.datasets.converted.layouts` describes them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
 
 
 def _parameters(name: str, layout: Layout, given: dict[str, str]) -> tuple[bool, dict[str, str]]:
-    """Returns whether the user asks for a homogeneous graph, and the value of each choice."""
+    """Checks the parameters after ``DIR``. Returns True if the user asks for a homogeneous graph, and the value of each of the layout's ``choices``."""
     known = ("homogeneous", *layout.choices)
     for key in given:
         if key not in known:

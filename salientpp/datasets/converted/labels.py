@@ -12,7 +12,7 @@ from salientpp.datasets.converted.pieces import RowPiece, Rows, first_row
 
 
 def labels_of(rows: Rows, are_classes: bool = False) -> Rows:
-    """Returns the same rows, with their values converted to labels by `_read_labels`."""
+    """Returns rows whose pieces `_read_labels` converts to labels while they are read."""
     return replace(
         rows,
         pieces=lambda most_bytes: (

@@ -37,7 +37,7 @@ def _no_sizes(root: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The contents of a dataset's folders.
+    """Describes which files a dataset's folders have, and which attribute or split each of them is.
 
     Attributes:
         names: maps the name of a file to the name of its attribute.
@@ -45,7 +45,8 @@ class Layout:
         inside: the folder below the dataset's folder that has the folders of types; empty if it is the dataset's folder.
         sizes: function that takes the dataset's folder and returns the number of vertices of each type, if the dataset states it.
         splits: for each type without files of splits, the function that returns its splits.
-        choices: for each parameter of the user its values, the default first. Each value maps further names, as ``names`` does.
+        choices: parameters that the user may give, such as ``classes``, each with its possible values, the default first. A value maps further names
+            of files to attributes, as ``names`` does.
         main: the type that ``homogeneous=true`` takes.
         without_header: for each name of a file, the dtype and the shape of a row, if the file lacks numpy's header.
         are_classes: True if real numbers as labels stand for classes.
@@ -95,7 +96,10 @@ def _mag240m_sizes(root: Path) -> dict[str, int]:
 
 
 def _mag240m_splits(root: Path, size: int, chosen: Mapping[str, str]) -> dict[str, Split]:
-    """Reads split_dict.pt. Returns the test set whole, and in two parts: three of every five vertices for development, the others for the challenge."""
+    """Reads the splits of MAG240M from split_dict.pt.
+
+    The whole test set is the split ``test``. Of every five of its vertices, the first three are also in ``test_dev`` and the others in ``test_challenge``.
+    """
     path = root / "split_dict.pt"
     found = read_torch_file(
         path, more=numpy_classes(), refused=lambda needed: f"expected arrays of vertex ids, but it needs {needed}"
@@ -147,7 +151,7 @@ def _igb_splits(root: Path, size: int, chosen: Mapping[str, str]) -> dict[str, S
 
 
 def _range(begin: int, end: int, name: str) -> Rows:
-    """Returns the numbers from ``begin`` up to, but without, ``end``."""
+    """Returns the vertex ids in [begin, end) as the rows of a split, to be read in pieces. ``name`` is for errors."""
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         most = max(1, most_bytes // 8)

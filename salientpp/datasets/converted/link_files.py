@@ -42,7 +42,7 @@ _DTYPES = "?bBhHiIqQlLefd"
 
 
 def numpy_classes() -> list[Any]:
-    """Returns the functions and classes that a pickled numpy array of numbers needs, under the module names of numpy 1 and 2."""
+    """Returns the functions and classes that torch must allow, so that ``weights_only=True`` reads a numpy array that numpy 1 or 2 pickled."""
     rebuild = np.empty(0).__reduce__()[0]
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
     return [*((rebuild, name) for name in names), np.ndarray, np.dtype, *{type(np.dtype(code)) for code in _DTYPES}]
@@ -104,7 +104,7 @@ def _rows(value: Any, name: str, is_mapped: bool) -> Rows:
 
 
 def _joined(source: Rows, target: Rows) -> Rows:
-    """Joins columns of sources [M] and targets [M] to edges [M, 2]."""
+    """Returns edges [M, 2] that are read in pieces from a column of sources [M] and a column of targets [M]."""
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         for one, other in zip(source.pieces(most_bytes // 2), target.pieces(most_bytes // 2)):
@@ -155,7 +155,7 @@ def write_links(
 
 
 def _checked(name: str, rows: Rows, num_vertices: int) -> Rows:
-    """Returns vertex ids as int64. Reading them raises ValueError if one is out of range, or if edges do not have two ends."""
+    """Returns the rows with vertex ids as int64. The ids are checked while they are read: ValueError if one is out of range, or an edge lacks two ends."""
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         for piece in rows.pieces(most_bytes):

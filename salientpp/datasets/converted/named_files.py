@@ -19,7 +19,12 @@ TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
 
 def find_files(name: str, pattern: str) -> list[Path]:
-    """Finds files of one kind, ordered by the numbers in their names."""
+    """Returns the files that match ``pattern``, ordered by the numbers in their names. ``name`` is the user's name for them, for errors.
+
+    Raises:
+        FileNotFoundError: no file matches.
+        ValueError: the files are of different kinds.
+    """
     found = [pattern] if Path(pattern).exists() or not glob.has_magic(pattern) else glob.glob(pattern)
     if not found:
         raise FileNotFoundError(f"{name}: no file matches {pattern}")

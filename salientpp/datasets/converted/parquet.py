@@ -34,7 +34,7 @@ _INDEX = re.compile(r"__index_level_\d+__")
 
 
 class ParquetFiles:
-    """Parquet files with the same columns, in any order."""
+    """Reader of several Parquet files as one table. All have the same columns, possibly in another order."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         try:
@@ -69,7 +69,7 @@ class ParquetFiles:
                 self.row_bytes = max(self.row_bytes, 2 * size // max(1, group.num_rows))
 
     def held_bytes(self, columns: int) -> int:
-        """Returns the bytes of memory of a reader of ``columns`` columns, without its batches."""
+        """Returns the bytes of buffers that pyarrow holds while it reads ``columns`` columns, in addition to the batches."""
         widths = [(size, min(columns, of_group)) for size, of_group in self._groups]
         return max((min(_BUFFER * width, size) + 2 * min(_PAGE * width, size) for size, width in widths), default=0)
 
@@ -118,7 +118,7 @@ def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> EdgeSource:
 
 
 def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, ids: str | None = None) -> Rows:
-    """Returns rows. The entries of a row are its columns in order, or the list in a single column. All lists must have the same length.
+    """Returns the rows of one attribute. Each row has the values of its columns in order, or the list in a single column; all lists have one length.
 
     ``columns`` names the columns to read; None reads all. ``ids`` names the column with the row numbers, see ``RowPiece.at``. If ``columns`` is None,
     :func:`id_column` finds that column.
@@ -160,11 +160,11 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
 
 
 class _Key:
-    """Tells whether the numbers of a column with ``num_rows`` rows are a key: they ascend, or are consecutive integers in any order.
+    """Finds out, piece by piece, if a column may hold ids of its rows: its integers ascend, or are consecutive in any order.
 
     Attributes:
         ascends: True if each number is larger than the number before it.
-        is_one: True if the numbers so far can be a key. Their count, range, sum and sum of squares decide.
+        is_one: True if the numbers so far may be such ids. Their count, range, sum and sum of squares decide, so memory holds no ids.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -203,7 +203,7 @@ class _Key:
 
 
 def id_column(names: Sequence[str], path: Path) -> str | None:
-    """Returns the column with the vertex ids, or None. ValueError if several columns may have them, or if pandas stored an index."""
+    """Returns the name of the column with the vertex ids, or None. Raises ValueError if several columns may be it, or if pandas stored an index."""
     found = [name for name in names if is_id(name)]
     if len(found) > 1:
         raise ValueError(f"{path}: the columns {' and '.join(found)} may both hold the vertex ids; keep or rename one")
@@ -216,7 +216,7 @@ def id_column(names: Sequence[str], path: Path) -> str | None:
 
 
 def _joined(path: Path, first: int, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the columns of one attribute as one array. ValueError if their common dtype would round an integer."""
+    """Returns the columns of one attribute as one array [n, columns]. Raises ValueError if their common dtype would round an integer."""
     arrays = list(columns.values())
     if len(arrays) == 1:
         return arrays[0]
@@ -267,7 +267,7 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
 
 
 def _numbers(column: Any) -> Any:
-    """Returns the entries of a column; for a column of lists, the entries of all lists together."""
+    """Returns the values of an Arrow column. The lists of a column of lists are joined into one."""
     return column.flatten() if hasattr(column, "value_lengths") else column
 
 

@@ -14,7 +14,7 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Consecutive edges, as they are read from an input (:class:`EdgeSource`)."""
+    """Some consecutive edges of an :class:`EdgeSource`, in memory."""
 
     source: np.ndarray  # integers of any type, [n]
     target: np.ndarray
@@ -24,9 +24,10 @@ class EdgePiece:
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Consecutive rows of a source, [n, ...]. ``where`` and ``done`` are as in :class:`EdgePiece`.
+    """Some rows [n, ...] of :class:`Rows`, in memory. ``where`` and ``done`` are as in :class:`EdgePiece`.
 
-    ``at`` has the row numbers of the rows, integers [n], if the source gives rows in another order. Then all pieces together have each number once.
+    ``at`` is None if the rows are in the order of the vertices. Otherwise it has the vertex id of each row, integers [n]. All pieces together have each
+    id once.
     """
 
     values: Tensor
@@ -36,7 +37,7 @@ class RowPiece:
 
 
 def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
-    """Makes the function ``where`` of a piece, which names an entry in errors. Entries are numbered from ``first``."""
+    """Returns the function ``where`` of a piece. It names entry ``i`` of the piece in errors, as number ``first + i`` between two texts."""
     return lambda at: f"{before}{first + at}{after}"
 
 
@@ -47,7 +48,7 @@ def first_row(wrong: Tensor) -> int:
 
 @dataclass(frozen=True)
 class EdgeSource:
-    """The edges of one relation.
+    """Edges of one relation, which stay on disk until they are read.
 
     ``pieces(most)`` gives all edges in their order, at most ``most`` at a time. It raises ValueError if the source is damaged.
     """
@@ -61,7 +62,7 @@ class EdgeSource:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one attribute, or the ids of a split.
+    """Rows of one attribute, or ids of a split, which stay on disk until they are read.
 
     ``pieces(most_bytes)`` gives all rows in their order, in pieces. A piece has at most ``most_bytes``, or is one row. There is at least one piece, which may
     be empty. ``pieces`` raises ValueError if the source is damaged, or if rows differ in their number of entries.
@@ -94,7 +95,7 @@ class Vertices:
 
 @dataclass(frozen=True)
 class LinkFile:
-    """The file of a link split. ``columns()`` opens it, and gives its columns; ``edge`` [M, 2] is the first."""
+    """File of a link split, opened only when ``columns()`` is called. That function returns the columns by name; ``edge`` [M, 2] is the first."""
 
     path: Path
     columns: Callable[[], Mapping[str, Rows]]
@@ -103,7 +104,7 @@ class LinkFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A graph that can be read in pieces. The type and the relation of a homogeneous graph are None."""
+    """Graph to convert, which is read in pieces. A homogeneous graph has the only vertex type None and the only relation None."""
 
     name: str
     vertices: Mapping[str | None, Vertices]

@@ -64,7 +64,7 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
 
 
 def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
-    """Opens an archive with the keys that ``load_npz`` reads."""
+    """Opens an .npz archive as a source. It has the same keys as for :func:`~salientpp.datasets.npz.load_npz`."""
     held = members_of(file)
     split_keys = npz_split_keys(file, held)
     wanted = ("edge_index", *split_keys.values(), "x", "y", "num_nodes", "directed")

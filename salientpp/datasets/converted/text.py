@@ -41,7 +41,7 @@ _ADVICE = (
 
 
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
-    """Yields a file in pieces of whole lines, int64 or float64 [lines, columns]. ``done`` counts bytes of the file.
+    """Reads a text file. Yields its numbers in pieces of whole lines, int64 or float64 [lines, columns]. ``done`` counts bytes of the file.
 
     A piece takes at most ``most_bytes`` of memory. A line has ``columns`` numbers; if None, the first line decides. The first ``skip`` lines are left
     out. ValueError names the first wrong line, or the place where a compressed stream breaks off.
@@ -86,7 +86,13 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
 def _parse(
     path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int
 ) -> RowPiece | None:
-    """Parses whole lines of a file. ``line``: number of the first one, for errors. None if they hold no numbers."""
+    """Parses whole lines of a file. Returns None if they hold no numbers.
+
+    Args:
+        line: number of the first line in the file, for errors.
+        done: bytes of the file that are read after these lines.
+        skip: number of lines at the beginning of the file to leave out.
+    """
     if line > skip and not any(mark in text for mark in _COMMENTS):
         values = _numbers(text, dtype, columns)
         if values is not None:
@@ -147,7 +153,10 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
 
 
 def _overflows(letters: np.ndarray, begins: np.ndarray, values: np.ndarray) -> bool:
-    """True if a number is too large for its dtype. numpy reads such a number as the largest int64, whatever its sign, or as infinity."""
+    """True if a number of the text is too large for its dtype.
+
+    numpy reads such a number as the largest int64, whatever its sign, or as infinity. So each of these values is compared with the text.
+    """
     suspects = values == np.iinfo(np.int64).max if values.dtype.kind == "i" else np.isinf(values)
     for at in np.flatnonzero(suspects).tolist():
         token = letters[begins[at] :].tobytes()[:64].split(maxsplit=1)[0].decode("latin-1")
@@ -208,7 +217,7 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
 def _tables_of(
     paths: Sequence[Path], sizes: Sequence[int], most_bytes: int, dtype: type, columns: int | None, skips: Sequence[int]
 ) -> Iterator[tuple[int, RowPiece]]:
-    """Yields (number of the file, piece). ``done`` counts bytes over all files. ValueError if no file has numbers."""
+    """Reads the files one after another. Yields (index of the file, piece). ``done`` counts bytes over all files. ValueError if no file has numbers."""
     is_empty = True
     for number, (path, before) in enumerate(zip(paths, accumulate(sizes, initial=0))):
         for table in tables(path, most_bytes, dtype, columns, skips[number]):

@@ -70,7 +70,7 @@ def load_dgl_assignment(
 
 
 def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
-    """Reads the file of part ids. ``name`` is its path where DGL ran; the folder of the JSON file is searched too."""
+    """Reads the file with the part of each vertex. ``name`` is its path on the machine where DGL ran; the folder of the JSON file is searched too."""
     file = Path(name) if Path(name).is_file() else path.parent / Path(name).name
     try:
         array = np.load(file, allow_pickle=False)
@@ -86,7 +86,10 @@ def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
 
 
 def _by_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> dict[str, Tensor]:
-    """Returns part ids by type. Each type is numbered part by part. Numbers between two ranges of a type may belong to other types."""
+    """Returns the part of each vertex by type, from the range of numbers that each part has in ``node_map``.
+
+    The numbers of a type ascend with the part. They need not be consecutive, because other types may have the numbers between two ranges.
+    """
     where = {name: "node_map" if name == _ONLY_TYPE else f"node_map of {name!r}" for name in node_map}
     for name, ranges in node_map.items():
         is_list = isinstance(ranges, list) and len(ranges) == num_parts

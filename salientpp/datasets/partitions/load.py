@@ -112,7 +112,7 @@ def _recognised(root: Path) -> Files:
 
 
 class _Table:
-    """Collects the attributes of one type, each in one tensor, in the order of ids. Pieces arrive in any order."""
+    """Puts the rows of all parts together: one tensor in the order of ids for each attribute of a type. Parts may be read in any order."""
 
     def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
         self.size = book.parts.numel()
@@ -131,7 +131,7 @@ class _Table:
             self._seen[_ENDS]  # every edge must have ends, even if no part has a file of edges
 
     def put(self, part: int, piece: PartRows) -> None:
-        """Copies each row of a piece to the position of its id."""
+        """Copies each row of ``piece`` to the position of its id. Raises ValueError if the id is out of range or belongs to another part."""
         if piece.ids is None:
             self._put_whole(piece)
             return

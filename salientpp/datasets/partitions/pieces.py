@@ -1,4 +1,4 @@
-"""Describes the pieces of a partition on disk, and reads its files without running code from them."""
+"""Describes a partition that another library wrote to disk, and reads its files without running code from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Type: TypeAlias = "str | tuple[str, str, str] | None"
 
 @dataclass(frozen=True)
 class Book:
-    """Maps each vertex or edge of a type to its part."""
+    """Partition book of another library, which assigns each vertex or edge of a type to a part."""
 
     file: Path
     parts: Tensor  # int64 [number of vertices or edges of the type]
@@ -37,7 +37,7 @@ class Book:
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows of some vertices or edges of a type, as one part has them."""
+    """Attributes of some vertices or edges of a type, as the file of one part holds them."""
 
     kind: str  # "vertex" or "edge"
     type: Type
@@ -48,7 +48,7 @@ class PartRows:
 
 @dataclass(frozen=True)
 class Files:
-    """A partition on disk."""
+    """Partition on disk: the parts that vertices and edges are assigned to, and a function that reads the rows of one part."""
 
     num_parts: int
     vertices: Mapping[str | None, Book]  # by type, in the order of the graph that was partitioned
@@ -102,7 +102,7 @@ def read(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _dicts_for_defaultdicts() -> Iterator[None]:
-    """Makes torch read a defaultdict as a dict.
+    """Makes torch read a defaultdict as a dict inside the block.
 
     PyG's partitioner puts edge features into a defaultdict, and registers that class with torch. torch then creates one but refuses to fill it.
     """

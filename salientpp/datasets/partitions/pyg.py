@@ -68,7 +68,7 @@ def open_pyg(root: Path) -> Files:
 def _edges(
     edge_type: Any, size: list[int], first: int, topology: tuple[Path, Any], attributes: tuple[Path, Any]
 ) -> Iterator[PartRows]:
-    """Yields the edges of a type, as pieces.
+    """Yields the rows of one part for an edge type: first the ends of its edges, then their attributes, if it has any.
 
     ``size`` has the numbers of source and target vertices. ``first`` is the id of the type's first edge. ``topology`` and ``attributes`` are a file and
     its contents.
@@ -122,7 +122,7 @@ def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str,
 
 
 def _offsets(books: dict[Any, Book]) -> dict[Any, int]:
-    """Returns the first id of each type, if ids are counted through all types, one type after another."""
+    """Returns the id at which each type begins, because the partitioner numbers the types one after another."""
     return dict(zip(books, accumulate((book.parts.numel() for book in books.values()), initial=0)))
 
 
