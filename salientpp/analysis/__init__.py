@@ -1,1 +1,1 @@
-"""The cost of a plan in rows and bytes, computed without running the job."""
+"""Computes what a training job would fetch over the network, and how long its epochs would take, without running the job."""

@@ -1,7 +1,7 @@
 """Counts and forecasts the feature rows that would cross the network in an epoch, and the savings of caches, lookahead and sums.
 
-The count equals the count of a run with the same seed. For each batch of the loaders, it is the number of distinct rows that the host lacks and no cache
-has. No cache or other method changes a batch, so one dry run of the loaders' engine serves to count them all.
+The count equals that of a real run with the same seed. The batches of the loaders are sampled without rows. For each batch, the rows count that the host
+lacks and no cache has. No cache or other method changes a batch, so one such pass over the batches counts for all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ways:
     send_as: Mapping[Any, str] | None = None
 
     def checked(self, predict_only: bool) -> Ways:
-        """Returns the same ways with each α once, ascending. Raises ValueError for arguments that are wrong for every graph."""
+        """Returns the same methods, with the replication factors sorted and without repeats. Raises ValueError for values that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
                 "predict_only cannot forecast which rows partial_aggregation leaves to fetch; leave predict_only out"
@@ -182,7 +182,7 @@ def _warn_of_lone_seeds(job: Job) -> None:
 
 
 def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress) -> dict[str, Any]:
-    """Counts one kind of batches for all ranks of a job. Returns values by attribute of an :class:`~salientpp.analysis.result.Analysis`."""
+    """Counts and forecasts the rows of all ranks of a job. Returns them under the attributes of :class:`~salientpp.analysis.result.Analysis` to fill."""
     alphas, title, ranks = ways.replication_factors, ",".join(map(str, job.batches.numbers)), len(job.engines)
     progress.begin(f"{title}: inclusion probabilities")
     caches = Caches(job, policies, alphas, epochs)

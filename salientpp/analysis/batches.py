@@ -49,13 +49,13 @@ class Batches:
 
     @property
     def is_plain(self) -> bool:
-        """True if seeds are vertices and draws are uniform, so that the forecasts for one vertex type hold."""
+        """True if seeds are vertices and neighbours are drawn uniformly. Only then do the forecasts from inclusion probabilities hold."""
         changed = (self.link, self.replace, self.disjoint, self.time_attr, self.weight_attr, self.neg_sampling)
         return not any(changed) and self.temporal_strategy == "uniform"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """``num_neighbors`` as a tuple; several tuples if edge types differ."""
+        """``num_neighbors`` as a tuple, or as a tuple of tuples if edge types have different numbers."""
         if not isinstance(self.num_neighbors, Mapping):
             return tuple(self.num_neighbors)
         each = list(dict.fromkeys(map(tuple, self.num_neighbors.values())))
@@ -100,7 +100,7 @@ class Batches:
             )
 
     def draws(self) -> dict[str, Any]:
-        """Returns the options of the draws of neighbours and negative examples, as JSON values."""
+        """Returns the options that say how neighbours and negative examples are drawn, as JSON values for the result."""
         which = "num_neighbors", "batch_size", "seeds", "epochs", "seed", "link"
         negatives = None if self.neg_sampling is None else NegativeSampling.cast(self.neg_sampling)
         text = None if negatives is None else f"{negatives.mode.value} {negatives.amount:g}"

@@ -54,7 +54,7 @@ Out = TypeVar("Out")
 
 
 def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed: bool) -> list[str]:
-    """Returns the policies to compare; 'vip' is always included.
+    """Returns the policies to compare, with 'vip' always among them, because forecasts need it.
 
     Args:
         is_typed: True if vertices have several types, or if batches are not plain.
@@ -110,7 +110,7 @@ def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Pro
 
 
 def _drawn(engine: Engine, measure: Callable[[Drawn], Out], batches: Iterable[tuple[Tensor, int]]) -> Iterator[Out]:
-    """Draws batches, (positions of seeds int64, key), that no training run has. Yields ``measure`` of each."""
+    """Samples batches that no training run has, and yields ``measure`` of each. A batch is given as (positions of its seeds int64 [B], key of its draws)."""
 
     def measured(batch: tuple[Tensor, int]) -> Out:
         return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))
@@ -124,9 +124,9 @@ def _batches_by_size(basis: Basis) -> Counter[int]:
 
 
 def _expected(job: Job) -> list[Values]:
-    """Returns, for each row that a rank's host lacks, the expected number of the rank's batches per epoch that need the row.
+    """Returns how many batches of an epoch are expected to need each row, for each rank: by vertex type float64 [N].
 
-    By rank and vertex type float64 [N].
+    Rows that the rank's host holds count as 0.
     """
 
     @cache
@@ -154,12 +154,13 @@ def _expected(job: Job) -> list[Values]:
 
 
 class Caches:
-    """Counts and forecasts the rows that a job's ranks still fetch with static caches. :meth:`count` adds a host.
+    """Counts and forecasts the rows that a job's ranks still fetch with static caches. Call :meth:`count` once for each host.
 
-    Axes of the arrays: W ranks, T vertex types, A replication factors, and R + 1: R counted epochs, and the forecast.
+    The arrays have the axes W (ranks), T (vertex types), A (replication factors) and R + 1: R counted epochs, and the forecast last. A way is the kind of
+    cache: one for each host, or one for each rank.
 
     Attributes:
-        left: by (way, policy) [W, T, A, R + 1], rows per epoch that are left to fetch; the way is the kind of cache.
+        left: by (way, policy) [W, T, A, R + 1], rows per epoch that are left to fetch.
         bare: [W, T, R + 1], rows per epoch to fetch without a cache.
         cached: by (way, policy) [T, A], rows in all caches.
         calibrated, variance: by way [T, A], an estimate of the rows left with 'vip' from a few batches per rank, and the variance of the estimate.
@@ -214,7 +215,7 @@ class Caches:
     def _plan(
         self, host: range, accesses: Sequence[Values], others: Sequence[Values], policy: Any
     ) -> list[tuple[str, list[int], Values]]:
-        """Returns the caches of a host: (way, ranks that use the cache, smallest factor with which each row is cached)."""
+        """Returns the caches of a host as (way, numbers of the ranks that use the cache, result of :meth:`_since`)."""
         engines = self._job.engines[host.start : host.stop]
         if policy in ORACLES:
             counts = accesses if policy == "oracle" else others

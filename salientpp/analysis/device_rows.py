@@ -15,9 +15,9 @@ DEVICE_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 def device_rows(job: Job) -> list[DeviceRows]:
-    """Returns the expected rows that a batch copies to a device that holds the share β of a part, for each β.
+    """Returns the rows that a batch is expected to copy to a device, for each fraction β of a part that the device holds.
 
-    They are means over parts. ``job`` has one rank for each part and host.
+    The numbers are means over the parts. ``job`` must have one rank for each part, and one for each host.
     """
     row_bytes, book = job.widths[None], job.workloads[0].book
     # For each part, the probability that a batch needs its rows, in VIP's order and in the user's order.

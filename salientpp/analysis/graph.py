@@ -27,7 +27,7 @@ from salientpp.vip.policies import Workload
 
 @dataclass(frozen=True, eq=False)
 class MemoryGraph:
-    """A partitioned graph of one vertex type in memory, with the topology, seeds and probabilities that :class:`~salientpp.PartitionedGraph` has.
+    """Partitioned graph in memory that stands in for a :class:`~salientpp.PartitionedGraph`, so that a ``Data`` needs no files. It has one vertex type.
 
     Attributes:
         graph: the graph under the ids of the parts.
@@ -72,20 +72,20 @@ class MemoryGraph:
         return self.joined(range(self.parts.num_parts + 1), None)
 
     def joined(self, offsets: Sequence[int], part_id: int | None) -> MemoryGraph:
-        """Returns the view whose part i joins the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
+        """Returns a view with fewer parts, for jobs with fewer ranks than parts. Its part i joins the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
         return replace(self, offsets=offsets, part_id=part_id)
 
     def original_id(self, n_id: Tensor) -> Tensor:
         return self.order[n_id]
 
     def split(self, name: str, part_id: int, type_: None = None) -> Tensor:
-        """Returns the seeds of a part; ``name`` has no effect."""
+        """Returns the seeds of a part, int64 global ids. ``name`` has no effect, because this graph holds the seeds of one split."""
         return torch.cat(list(self.seeds[self.offsets[part_id] : self.offsets[part_id + 1]]))
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
     ) -> Workload:
-        """Returns the workload that a part's cache is planned for."""
+        """Returns the seeds, fanouts and probabilities of a part, from which its cache is planned."""
         first, last = self.offsets[part_id], self.offsets[part_id + 1]
         is_known = last - first == 1 and (list(num_neighbors), batch_size) == self.known_for
         vip = self.vip[first] if is_known else None

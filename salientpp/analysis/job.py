@@ -1,4 +1,4 @@
-"""The ranks of a job on their hosts. Each rank has the engine that a loader would have, without rows and without communication."""
+"""Simulates the ranks of a job in one process. Each rank has the engine that its loader would have, without rows and without communication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_RANKS = 1024
 
 
 def pooled(policy: Policy, scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, Tensor]:
-    """Returns the scores of a host, float64 [N] by vertex type, from those of its ranks, as :mod:`salientpp.ways.cache` adds them."""
+    """Adds the scores of a host's ranks, since they have one cache, as :mod:`salientpp.ways.cache` does. Returns float64 [N] by vertex type."""
     pool = {type_: torch.zeros_like(of, dtype=torch.float64) for type_, of in scores[0].items()}
     for each in scores:
         for type_, of_type in each.items():
@@ -120,12 +120,12 @@ class Job:
 
     @cached_property
     def units(self) -> list[Basis]:
-        """Returns, for each part that ranks visit (a unit), the basis of one of its ranks."""
+        """Basis of one rank for each unit. A unit is a part, or several joined parts, whose seeds the same ranks visit."""
         return [*{engine.basis.epochs.placement.own_part: engine.basis for engine in self.engines}.values()]
 
     @cached_property
     def held(self) -> dict[str | None, PartitionBook]:
-        """Partition books of the rows that each host holds, by vertex type whose rows travel."""
+        """Partition books that say which rows each host holds, by vertex type. Only types whose rows are sent between ranks have one."""
         return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}
 
     @property
@@ -140,7 +140,7 @@ class Job:
 
     @property
     def is_simple(self) -> bool:
-        """True if :attr:`is_of_one_type`, and every rank is alone on its host and has its own part."""
+        """True if every rank is alone on its host and has its own part, and :attr:`is_of_one_type`. Lookahead is counted only then."""
         return self.is_of_one_type and len(self.hosts) == len(self.units) == len(self.engines)
 
     @cached_property

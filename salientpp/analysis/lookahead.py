@@ -30,13 +30,13 @@ from salientpp.ways.lookahead.waiting import waiting_bytes
 
 @dataclass(eq=False)
 class Known:
-    """Results for one rank's cache with one replication factor.
+    """Count and forecast for the lookahead cache of one rank with one replication factor.
 
     Attributes:
         shape: shape of the cache; None if the cache stays static.
         refused: why the cache stays static although lookahead was asked for; else None.
         num_static: rows of the static cache.
-        predicted, static, best: forecasts of rows per batch with the window, with a static cache, and with all future batches known.
+        predicted, static, best: forecasts of the rows that a batch fetches: with lookahead, with a static cache, and with all future batches known.
         rows: rows fetched in each counted epoch, if the cache is not static.
     """
 
@@ -107,7 +107,7 @@ class Lookahead:
         return ListSizes.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
-        """Yields, for each batch of an epoch, the ids of its remote rows, packed by :func:`ops.code_ids`."""
+        """Yields the ids of each batch's remote rows, in the order of the batches of an epoch. :func:`ops.code_ids` packs them to save memory."""
         return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
 
     def measure(self, batch: Drawn) -> Tensor:
@@ -119,7 +119,7 @@ class Lookahead:
             self._plan_next()
 
     def finish(self) -> None:
-        """Plans the last batches, whose windows may reach into the next epochs, and releases the plans."""
+        """Plans the batches that are left, whose windows may reach into epochs after the last counted one. Then releases the planners' memory."""
         while self._first < self._epochs * self._num_batches:
             self._plan_next()
         self._planners, self._later = [], iter(())
@@ -133,7 +133,7 @@ class Lookahead:
         self._first += 1
 
     def _known(self, number: int) -> Tensor | None:
-        """Returns the packed ids of a batch's remote rows, or None if a loader does not know them yet."""
+        """Returns the packed ids of a batch's remote rows. None: a loader would not know them yet, because its window ends with the epoch."""
         is_later = number // self._num_batches != self._first // self._num_batches
         return None if self._ends_with_epoch and is_later else self._list(number)
 

@@ -1,7 +1,8 @@
 """Predicts a job's epochs before machines are rented: for numbers of hosts, amounts of memory, and combinations of methods.
 
-The planner of the loaders (:mod:`salientpp.ways.planner`) prices each combination for each rank of a :class:`~salientpp.analysis.job.Job`. The ranks run in
-this process, one after the other, and no rows move. The slowest rank determines the time of an epoch.
+The planner of the loaders (:mod:`salientpp.ways.planner`) estimates the time of each combination, for each rank of a
+:class:`~salientpp.analysis.job.Job`. The ranks run in this process, one after the other, and no rows move. The slowest rank
+determines the time of an epoch.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Question:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Variant of batches or rows, such as int8 rows. ``name`` is for tables, ``options`` are arguments of a loader."""
+    """Variant of the job to predict, such as one that sends int8 rows. ``name`` is its name in tables; ``options`` are the loader arguments that choose it."""
 
     name: str
     options: dict[str, Any]
@@ -92,7 +93,7 @@ class _Kind:
 
 
 def named_link(name: str, ranks_per_host: int) -> Machines:
-    """Returns constants for a link of :data:`LINKS`, which the ranks of a host share, with defaults for everything else.
+    """Returns machine constants for the link ``name`` of :data:`LINKS`, divided among the ranks of a host. All other constants have defaults.
 
     Raises:
         ValueError: no link has this name, or the number of ranks is too large.
@@ -194,7 +195,7 @@ def _numbers_of_hosts(data: Data | PartitionedGraph, question: Question) -> list
 
 
 def _fits(hosts: int, parts: int, ranks_per_host: int) -> bool:
-    """Returns True if the ranks of these hosts can serve the parts."""
+    """Returns True if this number of ranks can be placed on this number of parts."""
     try:
         placed(hosts * ranks_per_host, parts, ranks_per_host)
     except ValueError:
@@ -248,7 +249,7 @@ def _kinds(
     narrow: Mapping[str | None, int] | None,
     allow: Sequence[str],
 ) -> Iterator[_Kind]:
-    """Yields the kinds of batches and rows that may be used. The first kind changes nothing."""
+    """Yields the variants of the job that ``allow`` permits. The first one has the batches and rows as they are."""
     sums = ALLOWED["sums"]["partial_aggregation"] if "sums" in allow else None
     for draws in ({}, ALLOWED["shared_draws"]) if "shared_draws" in allow else ({},):
         if draws:
@@ -309,7 +310,7 @@ def _predictions(
 
 
 def _choices(kind: _Kind, memory: int, device_memory: int) -> list[Choice]:
-    """Returns the combinations within these bytes: first one static cache of this size, last no copies of rows."""
+    """Returns the combinations of caches and other methods that fit these bytes. The first is one static cache in all of them; no cache is among them."""
     held = kind.job.held
     smallest = {type_: min(map(book.size_of, range(book.num_parts))) for type_, book in held.items()}
     remote = sum((book.num_vertices - smallest[type_]) * kind.widths[type_] for type_, book in held.items())
@@ -336,7 +337,7 @@ def _lines(
 
 
 def _basis(kind: _Kind, basis: Basis, machines: Machines) -> Basis:
-    """Returns the values of a rank's engine, with rows of this kind's width, and with the host and the device that the rank will have."""
+    """Returns a rank's basis for the planner: with rows of this kind's width but no contents, and with the host and the device that the rank will have."""
     source, placement = basis.source, basis.epochs.placement
     rows: dict[str | None, Any] = {type_: {} for type_ in source.books}
     for type_, name in source.exchanged:
@@ -402,7 +403,7 @@ def _prediction(
 
 
 def _notes(part: Any, machines: Machines) -> Iterator[str]:
-    """Yields what a reader must know about the constants and the prediction."""
+    """Yields sentences about what the prediction leaves out or assumes."""
     if "link" in machines.about:
         yield (
             f"constants were not measured: the link is {machines.about['link']}, and the rest are defaults. Run salientpp calibrate on your "

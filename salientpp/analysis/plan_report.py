@@ -44,7 +44,7 @@ def shown(planned: Planned) -> list[RenderableType]:
 
 
 def _table_of_hosts(planned: Planned) -> Table:
-    """Shows the best combination for each number of hosts and each memory. The recommended line is bold."""
+    """Returns a table with the best combination for each number of hosts and each amount of memory. The recommended line is bold."""
     columns: list[tuple[str, Any]] = [
         ("hosts", lambda each: str(each.hosts)),
         ("copies", lambda each: exact_bytes(each.budget)),
@@ -74,7 +74,7 @@ def _table_of_hosts(planned: Planned) -> Table:
 
 
 def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
-    """Shows all combinations for one number of hosts and one memory."""
+    """Returns a table with all combinations for the hosts and the memory of ``best``."""
     device = f" and {exact_bytes(best.device_budget)} of the device" if best.device_budget else ""
     return table_of_ways(
         f"{_hosts(best.hosts)}, {exact_bytes(best.budget)} for copies{device}: each combination. loading: time that loading adds to training. waiting: "
@@ -85,7 +85,7 @@ def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
 
 
 def _words(each: Prediction, planned: Planned) -> str:
-    """Describes a recommended prediction: hosts, memory and options, then time and cost, then memory by name."""
+    """Describes a recommended prediction: hosts and methods, time and cost, loader options, then memory by purpose."""
     memory = ", ".join(
         f"{words} {format_bytes(each.memory[name])}"
         for name, words in {**OTHERS, **COPIES}.items()

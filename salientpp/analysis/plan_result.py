@@ -19,7 +19,7 @@ ALLOWED: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """Expected epoch of a job. Times are seconds of the slowest rank. Memory is bytes of the host that needs the most."""
+    """Prediction for one number of hosts, amount of memory and combination of methods. Times are seconds of the slowest rank, memory of the fullest host."""
 
     hosts: int
     ranks: int
@@ -48,7 +48,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Planned:
-    """The result of :func:`plan`."""
+    """All predictions for a job, and the inputs that they were computed from."""
 
     dataset: str
     num_vertices: dict[str, int]
@@ -64,12 +64,12 @@ class Planned:
 
     @property
     def chosen(self) -> list[Prediction]:
-        """The combination that the planner chooses for each number of hosts and each budget."""
+        """The predictions that the planner chooses: one combination for each number of hosts and each amount of memory."""
         return [each for each in self.predictions if each.chosen]
 
     @property
     def recommended(self) -> Prediction:
-        """Epoch with the fewest hosts, then the least memory, of those at most 3 % longer than the shortest epoch."""
+        """The smallest job that is nearly the fastest: fewest hosts, then least memory, of the epochs at most 3 % longer than the shortest."""
         limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
         return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))

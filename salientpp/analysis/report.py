@@ -52,7 +52,7 @@ def shown(analysis: Analysis, details: bool = False, hint: str = "", command: st
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
-    """Returns a table of static caches: for each policy and α, :meth:`Analysis.share`, the fraction still to fetch.
+    """Returns a table of static caches. For each policy and α, it has the fraction that is still fetched (:meth:`Analysis.share`).
 
     With ``details``, it also has the rows and bytes for the policy 'vip', counted and forecast.
     """
@@ -101,7 +101,7 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
 
 
 def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """Returns a table's columns: (heading, result) for each α, for results of one ``way``, such as 'lookahead'."""
+    """Returns a table's columns, (heading, result) for each α. The results are of one method, ``way``, such as 'lookahead'."""
     return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
@@ -237,14 +237,14 @@ def _name(way: str, policy: str) -> str:
 
 
 def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Line]) -> Table:
-    """Makes a table. A line has a name and a function; a column has a heading and the value that the functions get."""
+    """Makes a table. A line has a name and a function; a column has a heading and a value. Each cell is the line's function of the column's value."""
     table = simple_table(title, [first, *(heading for heading, _ in columns)], [first])
     _add(table, [each for _, each in columns], lines)
     return table
 
 
 def _add(table: Table, columns: Collection[Any], lines: Sequence[Line]) -> None:
-    """Adds lines, except lines without any known value."""
+    """Adds lines to a table. A line in which every cell is None is left out."""
     for name, cell in lines:
         cells = [cell(each) for each in columns]
         style = "bold" if name in ("vip", "counted") else "dim" if name.startswith(("oracle", "all of")) else ""
@@ -280,7 +280,7 @@ def check_plot(path: Path) -> None:
 
 
 def picture(draw: Callable[[Any], None], path: Path) -> bytes:
-    """Returns what ``draw`` draws in a figure of matplotlib, in the format of a file. ImportError if matplotlib is not installed."""
+    """Calls ``draw`` with a figure of matplotlib. Returns the bytes of the picture, in the format of ``path``'s suffix. ImportError without matplotlib."""
     check_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ahead:
-    """Figures for ranks whose caches know the next batches."""
+    """Sizes and forecasts of lookahead caches, as a :class:`Volume` has them."""
 
     refused: str | None
     windows: tuple[int, ...]
@@ -25,7 +25,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Summed:
-    """Figures for ranks that fetch sums instead of some rows; means over epochs."""
+    """Sums and bytes with ``partial_aggregation``, where ranks fetch sums instead of some rows. Means over epochs."""
 
     sums_per_epoch: float
     sources_per_epoch: float
@@ -55,7 +55,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Volume:
-    """Rows of one vertex type that are fetched from other hosts per epoch, over all ranks."""
+    """Result for one cache or other method: the rows of one vertex type that all ranks together fetch from other hosts per epoch."""
 
     num_neighbors: tuple[Any, ...]
     way: str
@@ -85,7 +85,7 @@ class Volume:
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
     def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
-        """Returns the figures of another method that uses as much memory as this static cache.
+        """Returns the result of another method, to be listed beside this static cache, whose memory it uses.
 
         Args:
             rows: counted rows by rank, or None.
@@ -169,7 +169,7 @@ class Analysis:
 
     @property
     def machine(self) -> str:
-        """The word for a host: 'machine' if every rank is a host and has one part."""
+        """The word for a host in texts: 'machine' if every host has one rank and one part, else 'host'."""
         is_alone = max(self.ranks_by_host) == 1 and len(self.ranks_by_host) == self.parts
         return "machine" if is_alone else "host"
 
@@ -193,7 +193,7 @@ class Analysis:
 
 
 def words_of_rows(row_bytes: Mapping[str, int]) -> str:
-    """Says how wide rows are, for each vertex type that has features; empty without features."""
+    """Returns the text "512 bytes per row" for each vertex type that has features, or "" without features."""
     return ", ".join(
         f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in row_bytes.items() if width
     )

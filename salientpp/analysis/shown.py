@@ -17,7 +17,7 @@ from salientpp.display import html, text
 
 @dataclass(frozen=True, repr=False)
 class ShownAnalysis(Analysis):
-    """The result of :func:`~salientpp.analysis.analyze.analyze`."""
+    """The result of :func:`~salientpp.analysis.analyze.analyze`. Printed, it shows the tables of the command."""
 
     def __repr__(self) -> str:
         return _text(report.shown(self))
@@ -37,7 +37,7 @@ class ShownAnalysis(Analysis):
 
 @dataclass(frozen=True, repr=False)
 class ShownPlan(Planned):
-    """The result of :func:`~salientpp.analysis.plan.plan`."""
+    """The result of :func:`~salientpp.analysis.plan.plan`. Printed, it shows the tables of the command."""
 
     def __repr__(self) -> str:
         return _text(plan_report.shown(self))

@@ -26,10 +26,9 @@ DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class SumTraffic:
-    """Rows and sums that one rank moves, in several cases.
+    """Counts the rows and sums that one rank moves, for each replication factor and each fraction in :data:`DEVICE_FRACTIONS`.
 
-    The first cases are the replication factors, and count what the rank fetches. The other cases are the fractions in :data:`DEVICE_FRACTIONS`, and
-    count what the rank's host copies to the device.
+    The cases with a replication factor come first. They count what the rank fetches. The cases with a fraction count what the rank's host copies to the device.
 
     Attributes:
         wire: bytes of a row and of the ids that move with it.
@@ -64,16 +63,17 @@ class SumTraffic:
         self.moved = [total + one for total, one in zip(self.moved, measured)]
 
     def finish(self) -> None:
-        """Ends the count after the last epoch: sets ``asks``, and releases the tiers."""
+        """Call it after the last epoch. It runs the trial by which 'auto' decides, sets ``asks``, and releases the memory of the caches."""
         tried = list(self._engine.dry(0, lambda batch: batch.mfg, self._engine.basis.trial_turns))
         self.asks = [sum(map(measure, tried), Moved()).is_worth_it(wire) for measure, wire in self._measures]
         self._measures = []
 
 
 def volumes(ranks: Sequence[SumTraffic], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
-    """Returns, for each static cache in ``vip``, what all ranks fetch with sums in the same memory.
+    """Returns two lists of results over all ranks.
 
-    Also returns what hosts copy to devices, for each of :data:`DEVICE_FRACTIONS`.
+    The first has what ranks fetch with sums, for each static cache in ``vip`` and in its memory. The second has what hosts copy to devices, for each of
+    :data:`DEVICE_FRACTIONS`.
     """
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))

@@ -18,7 +18,7 @@ StaticCaches = dict[tuple[str, str], dict[float, list[Volume]]]
 
 
 def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> StaticCaches:
-    """Returns the results of caches without lookahead and sums."""
+    """Returns the results of static caches: by (way, policy) and replication factor, a result for each vertex type."""
     found: StaticCaches = {}
     for volume in analysis.of(num_neighbors=numbers):
         if volume.ahead is None and volume.summed is None:
@@ -27,7 +27,10 @@ def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> StaticCaches:
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Returns lines of text: the savings of the smallest cache that saves half of the traffic, or else of the largest; the traffic; the size of the graph."""
+    """Returns the answer as lines of text: what a cache saves, the traffic without it, the size of the graph, and what the graph lacks.
+
+    The cache is the smallest that saves half of the traffic, or else the largest.
+    """
     lines = []
     for numbers in analysis.num_neighbors:
         label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""
@@ -41,7 +44,7 @@ def verdict(analysis: Analysis) -> list[str]:
 
 
 def _missing(analysis: Analysis) -> list[str]:
-    """Returns a line that says what the graph lacks and how to add it, or nothing."""
+    """Returns a line that says that the graph lacks a training split or features, and how to add them. The list is empty if it has both."""
     is_converted = analysis.dataset.startswith("converted:")
     facts, names = [], []
     if not analysis.has_split:
@@ -100,7 +103,7 @@ def _savings(analysis: Analysis, caches: StaticCaches) -> str:
 
 
 def _traffic(analysis: Analysis, caches: StaticCaches) -> str:
-    """Describes the traffic without a cache."""
+    """Says how many rows and bytes the hosts fetch per epoch without a cache."""
     volumes = next(iter(caches[CACHE, "vip"].values()))
     rows = sum(volume.rows_without_cache for volume in volumes)
     num_bytes = sum(volume.rows_without_cache * volume.row_bytes for volume in volumes)
