@@ -41,7 +41,7 @@ def analysis_page(analysis: Analysis) -> bytes:
 
 
 def _point(volume: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of charts of one result. Rows are counted ones, or expected ones if none were counted."""
+    """Returns one result as a point of the charts. ``rows`` are the counted rows, or the expected ones if none were counted."""
     counted, without = volume["remote_rows_per_epoch"], volume["rows_without_cache"]
     rows = volume["predicted_rows_per_epoch"] if counted is None else counted
     policy = volume["policy"] if volume["way"] == "cache" else f"{volume['policy']}, {volume['way']}"
@@ -63,7 +63,7 @@ def _names(volumes: list[dict[str, Any]], field: str) -> list[Any]:
 
 
 def _choices(values: list[dict[str, Any]], **fields: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns parameters by which the reader chooses a value of each field with several values, and their filters.
+    """Returns menus of a chart, one for each field that has several values, and the filters that show only the chosen values.
 
     ``fields``: name -> label.
     """

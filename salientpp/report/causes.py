@@ -1,8 +1,8 @@
 """Says which rank and which part of an epoch is the bottleneck, what would change it, and how much.
 
-Each cause is a function of :data:`CAUSES` that returns a finding, or None where the numbers do not show this cause. The
-causes forecast the epoch with :meth:`~salientpp.report.parts.Job.expected`, from other seconds for one part of the
-epoch. A finding that saves less than ``WORTH`` of the epoch is dropped. If nothing is left, the training step is the
+Each cause is a function of :data:`CAUSES`. It returns a finding, or None if the numbers do not show this cause. A function
+forecasts the epoch without its cause by :meth:`~salientpp.report.parts.Job.expected`, with fewer seconds for one part of the
+epoch. A finding that saves less than ``WORTH`` of the epoch is dropped. If none is left, the training step is the
 bottleneck, or two causes hide each other.
 """
 
@@ -25,10 +25,10 @@ EQUAL = 0.8
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one epoch.
+    """The answer of a report: what slows the epoch down, and what would change it.
 
     Attributes:
-        sentences: at most three for each told finding.
+        sentences: the answer as text, at most three sentences for each finding in it.
         findings: all findings, the most important first.
     """
 
@@ -57,7 +57,7 @@ def verdict_of(job: Job, epochs: int = 1) -> Verdict:
 
 
 def _probably(job: Job, most: int) -> Verdict:
-    """Returns the largest part of an epoch that is too short for a sure answer."""
+    """Returns the verdict on an epoch that is too short for a sure answer: its largest part, and how to measure longer."""
     rank, parts = job.ranks[job.slowest], job.parts[job.slowest]
     few = f"An epoch of {most} {'batch' if most == 1 else 'batches'} a rank is too short for a sure answer"
     largest = max(parts, key=lambda name: parts[name])
@@ -70,7 +70,7 @@ def _probably(job: Job, most: int) -> Verdict:
 
 
 def _merged(job: Job, found: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings, of which those with the same change are one."""
+    """Joins findings that advise the same change for different parts of the epoch into one, with the savings of both."""
     merged: dict[str, Finding] = {}
     for finding in found:
         other = merged.get(finding.change)
@@ -89,7 +89,7 @@ def _merged(job: Job, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _with_both(job: Job, one: Finding, other: Finding) -> float:
-    """Returns the seconds of the epoch after two changes of different parts."""
+    """Returns the seconds of the epoch that are expected if the changes of two findings, for different parts, are both made."""
     expected = job.expected(**{one.part: one.after, other.part: other.after})
     return min(job.seconds, max(expected, one.least, other.least))
 
@@ -107,7 +107,7 @@ def _sentences(job: Job, finding: Finding) -> list[str]:
 
 
 def _training_step(job: Job) -> Finding:
-    """The training step, which the loader does not delay."""
+    """Returns the finding that the training step is the bottleneck, not the loader."""
     rank, parts = job.ranks[job.slowest], job.parts[job.slowest]
     batch = seconds(parts["train"] / max(1, rank.batches))
     what = f"The loader is not the bottleneck: the training step takes {batch} a batch, and waiting {_waits(job):.0%} of the epoch."
@@ -126,7 +126,7 @@ def _waits(job: Job) -> float:
 
 
 def _together(job: Job, found: Sequence[Finding]) -> Finding | None:
-    """Returns two parts that shorten the epoch only if both are changed: one may hide behind the other, as on two ranks."""
+    """Returns a finding of two changes that save time only together, as when each slows another rank. None if fewer than two parts have findings."""
 
     def largest(finding: Finding) -> float:
         return max(each[finding.part] for each in job.parts)
@@ -143,7 +143,7 @@ def _together(job: Job, found: Sequence[Finding]) -> Finding | None:
 
 
 def _nothing_alone(job: Job) -> Finding:
-    """Returns a description of an epoch that waits much, for no single reason."""
+    """Returns the finding that the loop waits long, but no single change would help."""
     rank, parts = job.ranks[job.slowest], job.parts[job.slowest]
     batch = max(1, rank.batches)
     waits = [name for name in parts if name not in ("train", "step_wait") and parts[name] > 0]

@@ -1,4 +1,4 @@
-"""Checks the values of records, since a file may be damaged or written by something else."""
+"""Checks the records that a report reads, since a file may be damaged or come from another program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_speed(value: Any) -> bool:
 
 
 def _are(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns a check of a list of lists that have these kinds of values."""
+    """Returns a check of a list of lists. Each inner list must have one value for each of ``kinds``, and pass its check."""
 
     def of_one(entry: Any) -> bool:
         return (
@@ -67,7 +67,7 @@ def refuse(path: Path, field: str, expected: str, value: Any) -> ValueError:
 
 
 def check_about(path: Path, about: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the description of a loader has values that can be read."""
+    """Raises ValueError if a value in the description of a loader has a wrong type or too many lists inside each other."""
     for name, (is_right, expected) in _ABOUT.items():
         if about.get(name) is not None and not is_right(about[name]):
             raise refuse(path, name, expected, about[name])
@@ -84,7 +84,7 @@ def check_numbers(path: Path, numbers: Mapping[str, Any]) -> None:
 
 
 def check_moment(path: Path, record: Mapping[str, Any]) -> None:
-    """Raises ValueError unless a record has a time and a batch that can be."""
+    """Raises ValueError unless a record's time is a valid number, and its batch, if given, a whole number."""
     if not _is_number(record["time_us"]):
         raise refuse(path, "time_us", "microseconds since 1970", record["time_us"])
     if record.get("step") is not None and not _is_whole(record["step"]):
@@ -92,7 +92,7 @@ def check_moment(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def milliseconds(path: Path, value: float) -> float:
-    """Returns the duration of a span. Raises ValueError if none can be so long."""
+    """Returns ``value``, the duration of a span. Raises ValueError if it is negative, too large or NaN."""
     if not _is_number(value + _ROUNDING):
         raise refuse(path, "value", "milliseconds of 0 or more", value)
     return value

@@ -1,4 +1,4 @@
-"""The finding of a cause: its sentences, and the epoch that is expected without it."""
+"""Findings: what a cause is said to be, what would change it, and how long the epoch would then take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Finding:
     """One cause of a long epoch.
 
     Attributes:
-        cause: name of the cause, that of its function.
+        cause: name of the function that found the cause.
         rank: the rank that is slowed down most, or None if all are.
         what: a sentence that says what takes how long. ``change``: a sentence that says what would change it.
         expected: seconds of the epoch after this change; None if they are not known.
@@ -47,9 +47,9 @@ def seconds(number: float) -> str:
 
 
 def slow_ranks(job: Job, part: str) -> tuple[int, list[int]]:
-    """Returns the place of the rank on which a part takes longest, and the places of all ranks that are about as slow.
+    """Returns the index in ``job.ranks`` of the rank on which a part takes longest, and the indices of all ranks that are about as slow.
 
-    The place returned first is ``job.slowest`` if the part takes about as long there.
+    If the part takes about as long on the slowest rank of the whole epoch, that rank is returned first.
     """
     values = [each[part] for each in job.parts]
     place = job.slowest if values[job.slowest] >= 0.6 * max(values) else values.index(max(values))
@@ -57,9 +57,9 @@ def slow_ranks(job: Job, part: str) -> tuple[int, list[int]]:
 
 
 def takes(job: Job, part: str, name: str) -> tuple[int, int | None, str]:
-    """Returns the place of the rank that a part slows down most, its number, and a sentence about it.
+    """Returns the index in ``job.ranks`` of the rank that a part slows down most, its number, and a sentence about it.
 
-    The number is None if all ranks are as slow.
+    The number is None if all ranks are about as slow. ``name`` is the part's name in the sentence.
     """
     place, slow = slow_ranks(job, part)
     rank = job.ranks[place]
@@ -81,7 +81,10 @@ def finding_of(
     job: Job, cause: str, part: str, rank: int | None, what: str, change: str,
     left: Callable[[int, float], float] = lambda place, now: 0.0, more: str = "", least: float = 0.0,
 ) -> Finding:  # fmt: skip
-    """Returns a finding for a part that would take ``left(place, seconds now)`` on each rank. ``more`` explains these seconds."""
+    """Returns a finding that forecasts the epoch with a shorter part.
+
+    ``left(place, now)`` returns the part's seconds after the change, for the rank with index ``place`` and ``now`` seconds today. ``more`` explains them.
+    """
     after = [left(place, each[part]) for place, each in enumerate(job.parts)]
     alone = job.expected(**{part: after})
     expected = min(job.seconds, max(alone, least))

@@ -40,7 +40,7 @@ def _slow_link(job: Job) -> tuple[int, str, list[tuple[int, int]], float, float]
 
 
 def slow_link(job: Job) -> Finding | None:
-    """One rank whose links are slower than those of the others."""
+    """Returns the finding that the links of one rank are slower than those of the others, or None."""
     found = _slow_link(job)
     if found is None:
         return None
@@ -60,13 +60,13 @@ def slow_link(job: Job) -> Finding | None:
 
 
 def _network(job: Job) -> str:
-    """Names the network with the speed of its links, where they were measured."""
+    """Returns the text "waiting for the network", with the median speed of a link if links were measured."""
     speed = f" ({format_bytes(median(job.links.values()))} a second on a link)" if job.links else ""
     return f"waiting for the network{speed}"
 
 
 def small_cache(job: Job) -> Finding | None:
-    """A cache that leaves many rows to fetch over an even network, where a larger one is forecast to leave fewer."""
+    """Returns the finding that a larger cache would leave fewer rows to fetch, or None. No link may be slower than the others."""
     place, named, what = takes(job, "network", _network(job))
     rank = job.ranks[place]
     forecast = sorted((int(cached), float(left)) for cached, left in rank.about.get("cache_forecast") or ())
@@ -92,7 +92,7 @@ def small_cache(job: Job) -> Finding | None:
 
 
 def many_bytes(job: Job) -> Finding | None:
-    """Many bytes over an even network, where no larger cache is known to help."""
+    """Returns the finding that ranks fetch many bytes and no larger cache is known to help, or None. No link may be slower than the others."""
     place, rank, what = takes(job, "network", _network(job))
     if _slow_link(job) is not None or small_cache(job) is not None or not _bytes_matter(job, place):
         return None
@@ -102,13 +102,13 @@ def many_bytes(job: Job) -> Finding | None:
 
 
 def _bytes_matter(job: Job, place: int) -> bool:
-    """True unless the links are known and the bytes of a rank need less than a third of its waiting for the network."""
+    """True if the bytes of a rank explain a third or more of its waiting for the network, or if the speeds of links are unknown."""
     transfer = transfer_of(job.ranks[place], job.links)
     return not transfer or transfer >= job.parts[place]["network"] / 3
 
 
 def messages(job: Job) -> Finding | None:
-    """Waiting for messages, although their bytes need little time."""
+    """Returns the finding that ranks wait for messages although the bytes need little time, or None."""
     place, rank, what = takes(job, "network", "waiting for messages")
     if _bytes_matter(job, place):
         return None

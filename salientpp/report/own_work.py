@@ -18,14 +18,14 @@ _WORK = {"sample": "work.draw.seconds", "rows": "work.gather.seconds"}
 
 
 def transform(job: Job) -> Finding:
-    """A slow ``transform``, which runs in the loop's own thread."""
+    """Returns the finding that the ``transform``, which runs in the loop's own thread, is slow."""
     _, rank, what = takes(job, "transform", "`transform`")
     change = "Make it faster, or apply it to the data before training."
     return finding_of(job, "transform", "transform", rank, what, change)
 
 
 def seeds(job: Job) -> Finding:
-    """A slow ``sampler`` of the user's, which gives the seeds in the loop's own thread."""
+    """Returns the finding that the user's ``sampler``, which gives the seeds in the loop's own thread, is slow."""
     _, rank, what = takes(job, "seeds", "`sampler`")
     return finding_of(
         job, "seeds", "seeds", rank, what, "Make it faster, or let it compute its seeds before the epoch."
@@ -33,13 +33,13 @@ def seeds(job: Job) -> Finding:
 
 
 def sampling(job: Job) -> Finding:
-    """Sampling threads that draw fewer batches than the loop takes."""
+    """Returns the finding that the sampling threads draw batches more slowly than the loop takes them."""
     place, rank, what = takes(job, "sample", "waiting for sampled batches")
     return _by_threads(job, "sampling", "sample", place, rank, what)
 
 
 def _by_threads(job: Job, cause: str, part: str, place: int, named: int | None, what: str) -> Finding:
-    """Returns a finding for a part that more threads would do, as far as the rank has cores for them."""
+    """Returns a finding for a part that threads share. It advises more threads, or less work if the rank has no cores for them."""
     rank, parts = job.ranks[place], job.parts[place]
     names = ("sample", "rows") if rank.is_alone else (part,)  # threads of a process that has all rows do both
     work = sum(rank.of(_WORK[name]) or parts[name] for name in names)
@@ -70,7 +70,7 @@ def _by_threads(job: Job, cause: str, part: str, place: int, named: int | None, 
 
 
 def rows(job: Job) -> Finding:
-    """A slow source of feature rows: a disk, a network file system, or memory of a busy host."""
+    """Returns the finding that feature rows come slowly: from a disk, a network file system, or the memory of a busy host."""
     place, rank, what = takes(job, "rows", "taking feature rows")
     slow = job.ranks[place]
     if slow.is_alone and not slow.about.get("num_workers"):  # the loop's own thread takes the rows
@@ -100,7 +100,7 @@ def rows(job: Job) -> Finding:
 
 
 def assembling(job: Job) -> Finding:
-    """Batches that take long to put together in the loop's own thread."""
+    """Returns the finding that the loop's own thread takes long to put batches together."""
     _, rank, what = takes(job, "assemble", "putting batches together")
     change = "Use fewer or narrower `columns`, or smaller batches; on a GPU pass `device`."
     return finding_of(job, "assembling", "assemble", rank, what, change, lambda at, now: now / 2, HALF)
@@ -111,7 +111,7 @@ _TOLD = ("transform", "seeds", "sample", "rows")
 
 
 def uneven(job: Job) -> Finding | None:
-    """A rank with more batches, with a slower training step, or on a slower machine, for which the others wait."""
+    """Returns the finding that the others wait for one rank, which has more batches, a slower training step or a slower machine. None if there is none."""
     if len(job.ranks) == 1 or any(rank.batches < (rank.listed or 0) for rank in job.ranks):
         return None  # an epoch that was left early tells nothing about the sizes of parts
     place = job.slowest

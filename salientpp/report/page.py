@@ -147,7 +147,7 @@ def table(what: Any, texts: bool = False) -> str:
 
 
 def shown_blocks(blocks: Iterable[Any]) -> list[str]:
-    """Returns texts, commands (texts of ``rich``) and tables that a terminal shows, as HTML."""
+    """Returns as HTML what a command prints on a terminal: texts, tables and commands (texts of ``rich``)."""
     found = []
     for block in blocks:
         if isinstance(block, str):
@@ -168,12 +168,12 @@ def section(title: str, *blocks: str) -> str:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns a colour for each name. It depends only on the place of the name in ``names``."""
+    """Returns a colour for each name: the first name gets the first colour, so equal lists of names look alike in all charts."""
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
 
 
 def colour_by(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Returns an encoding. The page draws the legend, since the legend of a chart is as wide on a phone as on a desktop."""
+    """Returns the Vega-Lite encoding of ``field`` by these colours. It has no legend; the page draws one, which also fits a phone."""
     scale = {"domain": [*colours], "range": [*colours.values()]}
     return {"field": field, "type": "nominal", "scale": scale, "legend": None}
 
@@ -246,7 +246,7 @@ def memory_chart(
 
 
 def choice(name: str, label: str, values: Sequence[Any], first: Any = None) -> dict[str, Any]:
-    """Returns a parameter that the reader chooses from a list. Without a choice (one value besides 'all'), it has no input."""
+    """Returns a Vega-Lite parameter that the reader sets by a menu. If it has only one value besides 'all', the page shows no menu."""
     chosen = {"name": name, "value": values[0] if first is None else first}
     if len({*values} - {"all"}) < 2:
         return chosen
@@ -254,7 +254,7 @@ def choice(name: str, label: str, values: Sequence[Any], first: Any = None) -> d
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[str]) -> bytes:
-    """Returns the file. ``lead`` is the answer, which stands first."""
+    """Returns the HTML file of a page. ``lead`` has the sentences of the answer, which stand first."""
     answer = "".join(paragraph(sentence) for sentence in lead)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

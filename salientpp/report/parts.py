@@ -52,7 +52,7 @@ _ALONE = {"sample", "gather_host_rows", "assemble"}
 
 
 def batches_listed(about: Mapping[str, Any], rank: int) -> int | None:
-    """Returns the number of batches that a whole epoch has on a rank, if a description of the loader has it."""
+    """Returns the number of batches that a whole epoch has on a rank, or None if the description of its loader lacks it."""
     listed = about.get("batches_by_rank") or []
     if len(listed) == 1:  # of this process
         return int(listed[0])
@@ -61,7 +61,7 @@ def batches_listed(about: Mapping[str, Any], rank: int) -> int | None:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank in one epoch.
+    """Measured numbers of one rank in one epoch.
 
     Attributes:
         numbers: numbers of the epoch, as ``loader.metrics()`` names them.
@@ -126,16 +126,16 @@ class Job:
 
     @cached_property
     def own(self) -> list[float]:
-        """Seconds of each rank without waiting for slower ranks."""
+        """Seconds that each rank needs for its own work: the epoch without waiting for slower ranks."""
         return [sum(parts.values()) - parts["others"] - parts["step_wait"] for parts in self.parts]
 
     @cached_property
     def slowest(self) -> int:
-        """Place of the rank whose own work takes longest: the epoch takes as long as this rank needs."""
+        """Index in ``ranks`` of the rank whose own work takes longest. It determines how long the epoch takes."""
         return max(range(len(self.ranks)), key=lambda place: self.own[place])
 
     def cores_of(self, place: int) -> float | None:
-        """Returns the cores of a rank, if they are known. Ranks on one host share its cores."""
+        """Returns how many cores ``ranks[place]`` has, or None if unknown. The cores of a host are divided among its ranks."""
         cores, host = self.ranks[place].about.get("cores"), self.ranks[place].host
         if not cores:
             return None
@@ -159,11 +159,11 @@ class Job:
         return max(work.values(), default=0.0)
 
     def on_others(self, part: str, place: int) -> float:
-        """Median of a part over all ranks except the one at ``place``; 0 if there are no others."""
+        """Median seconds of a part over all ranks except ``ranks[place]``; 0 if there are no others."""
         return median([each[part] for at, each in enumerate(self.parts) if at != place] or [0.0])
 
     def expected(self, **changed: Sequence[float]) -> float:
-        """Returns the duration of the epoch if these parts took other seconds on each rank.
+        """Returns the duration of the epoch if these parts took the given seconds on each rank instead.
 
         The slowest rank decides: the duration changes by the difference of the largest own work before and after.
         """

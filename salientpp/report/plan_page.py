@@ -60,14 +60,14 @@ def _savings(planned: Planned) -> str:
 
 
 def _point(prediction: dict[str, Any]) -> dict[str, Any]:
-    """Returns the prediction, with a name of its memory."""
+    """Returns a prediction as a bar of the charts. ``copies`` is the text of its memory, which names the bar."""
     device = prediction["device_budget"]
     memory = exact_bytes(prediction["budget"]) + (f", device {exact_bytes(device)}" if device else "")
     return {**prediction, "copies": memory}
 
 
 def _choices(predictions: list[dict[str, Any]], best: int) -> dict[str, Any]:
-    """Returns what bars over the memories share: parameters that choose hosts and combination, and the filters that apply them."""
+    """Returns the settings that both bar charts have: menus for hosts and combination, and the filters that show only the chosen bars."""
     hosts = list(dict.fromkeys(each["hosts"] for each in predictions))
     ways = [BEST, *dict.fromkeys(each["ways"] for each in predictions)]
     params = [choice("the_hosts", "hosts", hosts, predictions[best]["hosts"]), choice("the_ways", "ways", ways)]

@@ -25,13 +25,13 @@ _NAME = re.compile(r"loader\.global_rank_(\d+)\.(.+)-(\d+)-(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Epoch:
-    """Numbers of one epoch on one rank.
+    """Records of one epoch on one rank.
 
     Attributes:
-        place: the bytes of the file that hold its spans.
+        place: where its spans are in the file, as (first byte, one past the last).
         is_whole: False if the process ended within the epoch. Its numbers are then sums of its spans.
         is_left_early: True if the loop left the epoch before its last batch.
-        every: mean distance of the batches whose spans were recorded; 1 if ``is_whole``.
+        every: spans were recorded for one batch in this number, on average; 1 if ``is_whole``.
     """
 
     numbers: Mapping[str, float]
@@ -105,13 +105,13 @@ class Run:
         return chosen, [log for log in self.logs if chosen in log.epochs]
 
     def _finished(self, number: int) -> tuple[bool, bool, int]:
-        """Says whether all ranks have a complete epoch, whether all have ended it, and how many have begun it."""
+        """Returns True if all ranks have run the whole epoch, True if all have ended it, possibly early, and the number of ranks that have begun it."""
         found = [log.epochs[number] for log in self.logs if number in log.epochs]
         has_ended = len(found) == len(self.logs) and all(epoch.is_whole for epoch in found)
         return has_ended and not any(epoch.is_left_early for epoch in found), has_ended, len(found)
 
     def like(self, number: int) -> list[int]:
-        """Returns the epochs after the first that all ranks have finished as completely as this one; this one alone if there are no others."""
+        """Returns the epochs to average with epoch ``number``: all but the first that every rank has ended in the same way. May be this epoch alone."""
         wanted = self._finished(number)
         found = [each for each in self.epochs[1:] if self._finished(each) == wanted and wanted[1]]
         return found if number in found else [number]
@@ -182,7 +182,7 @@ def _latest_run(logs: Sequence[Log]) -> tuple[list[Log], int, list[str]]:
 
 
 def _is_earlier(log: Log, found: Mapping[int, Log], logs: Sequence[Log]) -> bool:
-    """True if a log is of an earlier run, of which another rank has a log that began at nearly the same time."""
+    """True if a log is of an earlier run. Another rank then has an older log that began nearer to this one than the log chosen for that rank."""
 
     def is_nearer(older: Log) -> bool:
         chosen = found.get(older.rank)
@@ -200,7 +200,7 @@ def _words_of_ranks(ranks: Sequence[int], most: int = 10) -> str:
 
 
 def _whole_lines(path: Path, first: int = 0, last: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields the whole lines between two places of a file, with the place after each."""
+    """Yields (offset after the line, line) for the whole lines between two byte offsets of a file."""
     with path.open("rb") as file:
         file.seek(first)
         place = first
@@ -273,7 +273,7 @@ def _read_log(path: Path) -> Log | None:
 
 
 def _is_left_early(path: Path, place: tuple[int, int], numbers: Mapping[str, float], listed: int | None) -> bool:
-    """True if an epoch has fewer batches than listed, and began with its first batch rather than in its middle."""
+    """True if an epoch has fewer batches than ``listed``. An epoch that a loaded state began in its middle does not count."""
     if listed is None or numbers.get("batches", 0) >= listed:
         return False
     return next((span.batch for span in _spans(path, place, "next") if span.name == "next"), 0) == 0

@@ -39,7 +39,7 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
     """Returns everything that a report shows, as JSON values.
 
     Args:
-        epoch: number of the epoch to explain. None: the last that all ranks have finished.
+        epoch: number of the epoch to explain. None: the last that all ranks have finished; if it is short, the mean of such epochs.
         batches: first and last batch of the timeline. None: as many batches around the median batch as a page can hold.
 
     Raises:
@@ -98,7 +98,7 @@ def numbers_of(run: Run, epoch: int | None = None, batches: tuple[int, int] | No
 
 
 def _notes(run: Run, number: int, logs: Sequence[Log]) -> Iterator[str]:
-    """Yields what the records of an epoch lack."""
+    """Yields sentences about what the records of an epoch lack, such as a rank that did not finish it."""
     epochs = {log.rank: log.epochs[number] for log in logs}
     if unfinished := [rank for rank, epoch in epochs.items() if not epoch.is_whole]:
         every = max(epochs[rank].every for rank in unfinished)
@@ -206,7 +206,7 @@ def _bars(ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def _short(number: float | None) -> str:
-    """Writes a number with four digits, and a whole number with all."""
+    """Formats a number for the page: a whole number with all its digits, any other with four."""
     if number is None:
         return "–"
     return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
@@ -273,7 +273,7 @@ def _timeline(timeline: dict[str, Any], rank: int) -> str:
 
 
 def _place_of(row: str) -> tuple[int, bool, bool, str]:
-    """Orders rows of the timeline: by rank, then the loop, the stages, and the threads."""
+    """Returns the sort key of a row of the timeline: by rank, then the loop, the stages, and the threads."""
     rank, _, name = row.partition(" ")
     return int(rank), name != "loop", name != "stages", name
 
@@ -316,7 +316,7 @@ def _memory(ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def _read(numbers: dict[str, Any]) -> list[str]:
-    """Describes the files, versions and options."""
+    """Returns tables of the files that were read, the loader's options and the measured links, as HTML."""
     ranks, about = numbers["ranks"], numbers["ranks"][0]["about"]
     lines = [
         [each["file"], str(each["rank"]), each["host"], str(each["about"].get("version", "–")), str(each["epochs"])]

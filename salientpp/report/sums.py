@@ -1,4 +1,4 @@
-"""Sums of an epoch: of the spans of an epoch that has not ended, and means of several short epochs."""
+"""Computes the numbers of an epoch where no record has them: sums of the spans of an unfinished epoch, and means of several short epochs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SUMS = {
 
 
 def numbers_of_spans(spans: Sequence[Span]) -> tuple[dict[str, float], int]:
-    """Returns those numbers of an epoch that its spans determine, and the mean distance of the batches that have spans.
+    """Returns the numbers of an unfinished epoch that can be computed from its spans, and ``every``: one batch in this number has spans.
 
     If batches are short, a loader records only every second, fourth, ... batch. A recorded batch then counts as all batches up to the next.
     """
@@ -66,7 +66,7 @@ def numbers_of_spans(spans: Sequence[Span]) -> tuple[dict[str, float], int]:
 
 
 def mean_of(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of the numbers of epochs. Other numbers, such as memory, are taken from the last."""
+    """Returns the numbers of a mean epoch: means of seconds, rows, bytes and batches. Other numbers, such as memory, come from the last epoch."""
     mean = dict(epochs[-1])
     for name in mean:
         if name.endswith("seconds") or name.startswith(("rows.", "bytes.")) or name in ("batches", "seeds"):

@@ -39,10 +39,10 @@ COLOURS |= {kind: PART_COLOURS[part] for kind, part in _AS_PARTS.items()}
 
 
 def timeline_of(logs: Sequence[Log], epoch: int, batches: tuple[int, int] | None) -> dict[str, Any]:
-    """Returns spans with their row, kind, batch, start and duration in ms, and says which were left out.
+    """Returns the spans to draw, each with its row, kind, start and duration in ms, and a caption that says which were left out.
 
-    A span belongs to the batch that the loop asked for or trained with at that time (``at``), since a pipeline works ahead for later batches
-    (``batch``).
+    A span has two numbers. ``batch`` is the batch that the span works for. ``at`` is the batch that the loop asked for or trained with at that time. The two
+    differ because the pipeline works ahead. ``batches`` chooses spans by ``at``.
 
     Raises:
         ValueError: no rank has these batches.
@@ -122,7 +122,7 @@ def _of_rank(
 
 
 def _names_of_threads(spans: Sequence[Span]) -> dict[str, str]:
-    """Returns a name of each thread: its work, and a number if several threads do the same."""
+    """Returns a name for each thread: the work that it does, and a number if several threads do the same work."""
     works: dict[str, list[str]] = {}
     for track, name in sorted({(span.track, span.name) for span in spans if span.track != "main"}):
         if all(track not in tracks for tracks in works.values()):
@@ -135,7 +135,7 @@ def _names_of_threads(spans: Sequence[Span]) -> dict[str, str]:
 
 
 def _around_the_median(spans: Sequence[dict[str, Any]], batches: Sequence[int]) -> Sequence[int]:
-    """Returns as many batches around the middle one as have no more spans than a page can hold, at least one."""
+    """Returns the batches around the middle one, as many as a page can hold the spans of, at least one."""
     count = dict.fromkeys(batches, 0)
     for span in spans:
         if span["at"] in count:
