@@ -221,9 +221,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_directory: bool, is_assigned: bool) -> str:
-    """Returns a `salientpp plan` for the same graph and batches, with the advised memory; empty if `plan` knows no such batches or parts.
+    """Returns the `salientpp plan` command that the user may run next: for the same graph and batches, with the advised memory.
 
-    ``is_assigned``: the dataset says which part each vertex belongs to.
+    The text is empty if `plan` has no options for such batches or parts. ``is_assigned`` is True if the dataset says which part each vertex belongs to.
     """
     from salientpp.analysis.verdict import advised_memory, static_caches
     from salientpp.partitioning.options import METHODS
@@ -257,7 +257,7 @@ def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_director
 
 
 def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]:
-    """Returns the batches to count, from the arguments alone: the graph is not loaded yet."""
+    """Returns the batches to count. It reads only the arguments, so that a wrong one is refused before the graph is loaded."""
     from torch_geometric.sampler import NegativeSampling
 
     from salientpp.analysis.batches import Batches
@@ -315,7 +315,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
 
 
 def _check_types(arguments: argparse.Namespace) -> None:
-    """Raises ValueError for options that are counted only for graphs with one vertex type."""
+    """Raises ValueError if an option is given that `analyze` supports only for graphs with one vertex type."""
     agreeing = _given(arguments, AGREEING)
     if agreeing:
         raise ValueError(
@@ -338,7 +338,7 @@ def _ways(arguments: argparse.Namespace) -> Ways:
 
 
 def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
-    """Returns the number of ranks and the ranks of each host, as arguments of ``analyze``; empty without an option of hosts."""
+    """Returns the arguments ``ranks`` and ``ranks_per_host`` of ``analyze``. Empty if the user gave no option that places ranks."""
     given = _given(arguments, HOSTS)
     for option in given:
         value = getattr(arguments, option[2:].replace("-", "_"))
@@ -356,7 +356,7 @@ def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """Returns the options of these names that were given."""
+    """Returns those of the options ``names`` that the user gave, as written on the command line."""
     values = {name: getattr(arguments, name) for name in names}
     # 0 counts as given, although it equals False.
     return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]

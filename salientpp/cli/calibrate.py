@@ -128,7 +128,7 @@ def _measured(arguments: argparse.Namespace, comm: Comm, device: torch.device) -
 def _checked(
     arguments: argparse.Namespace, rank: int
 ) -> tuple[Link | None, PartitionedGraph, Callable[[Any], Any] | None]:
-    """Returns the given link, the graph, and the function that makes the step."""
+    """Checks the arguments. Returns the link of ``--between``, the opened graph, and the function of ``--step``; None for an option that is not given."""
     from salientpp.store.directory.load import load
 
     if rank == 0:
@@ -139,7 +139,7 @@ def _checked(
 
 
 def link_of(text: str) -> Link:
-    """Returns the link that ``text`` names, or a link with the rate and delay in ``text``."""
+    """Returns the network link that ``text`` names, such as 10GbE, or a link with the rate and delay in ``text``. Raises ValueError for anything else."""
     from salientpp.ways.planner.machines import LINKS, Link
 
     if text in LINKS:
@@ -196,7 +196,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _step(text: str, made: Any, num_ranks: int) -> tuple[Callable[[Any], Any], float]:
-    """Returns the step, and the bytes of gradients that a rank receives in it."""
+    """Returns the user's training step, and the bytes of gradients that a rank receives in each step."""
     import torch
 
     step, module = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -214,7 +214,7 @@ def _step(text: str, made: Any, num_ranks: int) -> tuple[Callable[[Any], Any], f
 
 
 def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.device) -> Basis:
-    """Returns the basis of a loader, which can send sums if its batches can have them. Collective."""
+    """Makes a loader to measure with, and returns its basis. The loader can send sums instead of rows, if its batches allow them. Collective."""
     from salientpp.analysis.batches import Batches
     from salientpp.loader.node_loader import NeighborLoader
 
@@ -275,5 +275,5 @@ def _link(link: Link) -> str:
 
 
 def _default(machines: Machines, name: str) -> str:
-    """Returns a remark if a constant was not measured, or an empty text."""
+    """Returns " (not measured)" if a constant has its default value, else an empty text."""
     return " (not measured)" if getattr(machines, name) == getattr(type(machines), name) else ""

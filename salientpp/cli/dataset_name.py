@@ -21,10 +21,10 @@ _ENDINGS = {".npz": "npz", ".pt": "pyg", ".pth": "pyg"}
 
 
 class WrongName(Exception):
-    """Name that is not a dataset.
+    """Raised for a name that is no dataset.
 
     Attributes:
-        instead: the name to pass instead. Empty: unknown.
+        instead: a name that would work. Empty: unknown.
     """
 
     def __init__(self, message: str, name: str, instead: str = "") -> None:
@@ -32,7 +32,7 @@ class WrongName(Exception):
         self.name, self.instead = name, instead
 
     def in_words(self, words: Sequence[str]) -> str:
-        """Returns the message, and the command that works. ``words``: the command that failed."""
+        """Returns the text of the error, with the corrected command if it is known. ``words`` is the command that failed."""
         if not self.instead:
             return f"{self}; `salientpp {words[0]} --help` names the kinds of datasets"
         if words.count(self.name) > 1:  # it is unknown which of these words is the dataset

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _counted(num_vertices: int, root: Path, progress: Progress) -> tuple[Analysis, str]:
-    """Partitions a generated graph. Returns the rows that its batches will fetch, and a line about the graph."""
+    """Generates and partitions a graph. Returns the analysis of the rows that its batches will fetch, and a line that describes the graph."""
     from salientpp.analysis.analyze import Ways, analyze
     from salientpp.analysis.batches import Batches
     from salientpp.datasets import synthetic
@@ -160,7 +160,7 @@ def _words_of_batches(trained: list[list[dict[str, Any]]]) -> str:
 
 
 def _cache(alpha: float) -> str:
-    """Returns text for the size of a cache, as a share of one part's rows."""
+    """Returns the size of a cache as text, such as "10% of a part"."""
     return f"{alpha:.0%} of a part" if alpha else "none"
 
 

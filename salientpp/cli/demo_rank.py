@@ -24,7 +24,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 
 def train(part: PartitionedGraph, alpha: float) -> dict[str, Any]:
-    """Trains a GraphSAGE. Returns the rows and bytes that came from the other rank, the loss of each batch, and the accuracy."""
+    """Trains a GraphSAGE with the replication factor ``alpha``. Returns the rows and bytes from the other rank, each batch's loss, and the accuracy."""
     torch.manual_seed(SEED)
     options: dict[str, Any] = dict(
         num_neighbors=list(FANOUTS), batch_size=BATCH_SIZE, num_workers=1, seed=SEED, ranks_per_host=1

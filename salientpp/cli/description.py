@@ -77,12 +77,12 @@ def _partitioned(how: Mapping[str, Any]) -> str:
 
 
 def _words(type_: str | EdgeName) -> str:
-    """Returns the name of a type, to precede the name of an attribute. Empty in a homogeneous graph."""
+    """Returns the name of a vertex or edge type and a space, to write before an attribute's name. Empty in a homogeneous graph."""
     return "" if type_ is None else f"{type_ if isinstance(type_, str) else ' '.join(type_)} "
 
 
 def _narrower(type_: VertexType | EdgeType, name: str) -> str:
-    """Describes how the rows of an attribute are stored in fewer bytes."""
+    """Returns a text about an attribute that is stored in a narrow format: the format, the bytes of a row, and the errors."""
     narrow, stored = type_.narrow(name), type_.attributes[name]["stored_as"]
     assert narrow is not None  # the manifest says so
     return (
@@ -92,7 +92,7 @@ def _narrower(type_: VertexType | EdgeType, name: str) -> str:
 
 
 def _attributes(*types: VertexType | EdgeType) -> str:
-    """Lists attributes. A table is one entry, with the number of its columns of each semantic type, and the bytes of its rows as stored."""
+    """Returns the attributes of these types as text. A table counts as one attribute: its columns are counted by semantic type, with a row's bytes."""
     shown = []
     for type_ in types:
         tables = type_.tables

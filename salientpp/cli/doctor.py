@@ -140,7 +140,7 @@ def shown(findings: Mapping[str, Finding], changes: list[str]) -> list[Renderabl
 
 
 def _without_names(value: Any) -> Any:
-    """Returns a value whose texts name neither the home folder nor the user."""
+    """Returns a copy of JSON values in which texts hide the home folder and the user's name, so that users can publish a report."""
     if isinstance(value, Mapping):
         return {key: _without_names(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

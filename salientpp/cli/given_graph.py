@@ -1,4 +1,4 @@
-"""Loads the graph that the user names, and the method or assignment that partitions it."""
+"""Loads the graph that the user names, and reads how to partition it: a method, or the part of each vertex (assignment)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from salientpp.partitioning.options import METHODS
 
 
 def graph_of(arguments: argparse.Namespace, method: Any) -> list[Any]:
-    """Returns the graph, and the method or the assignment."""
+    """Returns the graph, and ``method``; if that is None, the assignment that comes with the dataset instead."""
     if method is None:
         return [*load_given(arguments.dataset, arguments.parts)]
     return [load_dataset(arguments.dataset, root=arguments.data), method]

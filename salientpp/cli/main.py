@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_words(error: Exception) -> str:
-    """Returns the text of an error; for an error of the operating system, with advice."""
+    """Returns the text of an error for stderr. An error of the operating system gets the file's name and advice."""
     if not isinstance(error, OSError) or error.errno is None or not str(error).startswith("[Errno "):
         return str(error)
     where = "a file" if error.filename is None else reprlib.repr(str(error.filename))

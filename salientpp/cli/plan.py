@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def incomplete(words: Sequence[str]) -> tuple[str, str]:
-    """Returns options that the user's graph needs besides those that are always required, and an example for this graph."""
+    """Returns texts for the error about missing options: further options that the user's graph needs, and an example command for this graph."""
     graph = next((word for word in words if word.startswith("ogbn-") or word.partition(":")[0] in KINDS), "")
     if not graph:
         return "", EXAMPLE

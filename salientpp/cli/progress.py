@@ -35,7 +35,7 @@ class _Times(ProgressColumn):
 
 
 def rate_of(done: int, seconds: float, unit: str) -> str:
-    """Describes a rate by three digits or fewer, per second, or per minute if it is low. Empty at the beginning of a step."""
+    """Returns how fast a step goes, such as "12.3 k edges/s", or per minute if it is slow. Empty before anything is done."""
     if not done or seconds <= 0:
         return ""
     rate, per = (done / seconds, "s") if done >= seconds else (60 * done / seconds, "min")

@@ -25,7 +25,7 @@ DATASETS = (
 
 
 def adder(parser: Any, texts: Mapping[str, str]) -> Callable[..., Any]:
-    """Returns a function that adds an argument to ``parser`` (or to a group of its arguments), with the help that ``texts`` has under its name."""
+    """Returns a function that adds an argument to ``parser``, or to a group of its arguments. ``texts`` has the help of each argument by its name."""
     return lambda name, *names, **options: parser.add_argument(name, *names, help=texts[name], **options)
 
 
@@ -76,7 +76,7 @@ def files_of(arguments: argparse.Namespace, *options: str) -> dict[str, Path]:
 
 
 def directory_of(text: str) -> Path:
-    """Returns the directory of a path, or of the name of a converted graph: ``converted:DIR``."""
+    """Returns ``text`` as the path of a directory. It may also be the name of a converted graph, ``converted:DIR``."""
     kind, _, path = text.partition(":")
     return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)
 
@@ -104,7 +104,7 @@ numbers_of = partial(_list_of, float, "numbers separated by commas such as 0,.1,
 
 
 def format_of_attribute(text: str) -> tuple[str | tuple[str | tuple[str, ...], str], str]:
-    """Returns an attribute, or (type, attribute), and a format. An edge type is written as author,writes,paper."""
+    """Parses the format to store or send an attribute in. Returns the attribute, or (type, attribute), and the format. Edge types: author,writes,paper."""
     name, equals, format = text.rpartition("=")
     if not equals or not name or not format:
         raise argparse.ArgumentTypeError(f"expected an attribute and a format such as x=int8, got {text!r}")
@@ -114,6 +114,6 @@ def format_of_attribute(text: str) -> tuple[str | tuple[str | tuple[str, ...], s
 
 
 def typed_seeds_of(text: str, stored: tuple[Any, str]) -> tuple[Any, str]:
-    """Returns the type and the split that TYPE:SPLIT, SPLIT or TYPE: names. ``stored`` has what the text lacks."""
+    """Returns the vertex type and the split that TYPE:SPLIT, SPLIT or ``TYPE:`` names. If the text lacks one of them, ``stored`` gives it."""
     type_, colon, split = text.rpartition(":")
     return type_ if colon else stored[0], split or stored[1]

@@ -67,9 +67,9 @@ def finish(
 
     Args:
         files: path by the name of its option.
-        contents: by the same names, functions that return the contents.
-        written: receives each path that was written.
-        shown: returns what is printed.
+        contents: for each option, a function that returns the bytes of its file.
+        written: list to which the path of each written file is appended.
+        shown: function that returns the texts and tables to print.
 
     Raises:
         OSError: something could not be written.
@@ -90,7 +90,7 @@ def finish(
 
 
 class _Terminal(io.StringIO):
-    """Buffer for stdout that reports the encoding of stdout, and whether it is a terminal."""
+    """Buffer in which output is collected. It reports the encoding of stdout, and whether stdout is a terminal, so that rich renders for stdout."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # stdout may change

@@ -6,7 +6,7 @@ from salientpp.cli.checks.finding import Finding, Machine
 
 
 def check_directory(machine: Machine) -> Finding | None:
-    """Compares every byte of the directory with its checksum."""
+    """Checks every byte of the directory against the checksums in its manifest."""
     root = machine.directory
     if root is None:
         return None

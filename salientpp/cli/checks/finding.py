@@ -1,4 +1,4 @@
-"""Result of a check, and the machine that checks look at."""
+"""Result of a check of ``salientpp doctor``, and the machine that the checks examine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine and process that are checked.
+    """Machine and process that ``salientpp doctor`` examines. Tests replace its files and environment variables.
 
     Attributes:
         root: folder that has ``proc``, ``sys`` and ``dev``.

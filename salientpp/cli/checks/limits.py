@@ -59,7 +59,7 @@ def check_memory(machine: Machine) -> Finding:
 
 
 def check_open_files(machine: Machine) -> Finding:
-    """Checks the limit of open files. Each rank has connections to all other ranks."""
+    """Checks the limit of open files. It must be high in large jobs, since each rank has connections to all other ranks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     values = {"limit": _number(soft), "most": _number(hard)}
     notes = []

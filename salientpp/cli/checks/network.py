@@ -56,7 +56,7 @@ def check_network(machine: Machine) -> Finding:
 
 
 def address_of_host_name() -> tuple[str, str]:
-    """Returns the first address of the host name that a socket can take, and why it cannot be used between machines, or an empty text."""
+    """Returns the first address of this host's name that a socket can bind, and a text that says why other machines cannot reach it, or ""."""
     try:
         entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter for a name that no address can have, such as one with an empty label
@@ -77,7 +77,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _names_of_system() -> list[str]:
-    """Returns the names of interfaces if /sys cannot be read; none if the system does not tell them either."""
+    """Returns the names of network interfaces from the system, where /sys cannot be read. Empty if the system does not tell them."""
     with contextlib.suppress(OSError, AttributeError):
         return sorted(name for _, name in socket.if_nameindex())
     return []

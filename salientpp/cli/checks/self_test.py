@@ -69,7 +69,7 @@ def check_ranks(machine: Machine) -> Finding:
 
 
 def digests_of(part: PartitionedGraph, **options: Any) -> list[str]:
-    """Returns a digest of each batch of one epoch."""
+    """Loads one epoch of a small graph. Returns a digest of each batch, by which batches of different runs are compared."""
     from salientpp.loader.node_loader import NeighborLoader
 
     loader = NeighborLoader(
@@ -93,7 +93,7 @@ def digests_of(part: PartitionedGraph, **options: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _ranks(folder: Path, machine: Machine) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Starts the ranks. No rank is left at the end of the block, whatever happens."""
+    """Starts the ranks for a ``with`` block. Ranks that still run at its end are killed."""
     environ = {name: value for name, value in machine.environ.items() if not _OF_A_JOB.fullmatch(name)}
     path = os.pathsep.join(filter(None, [*sys.path, environ.get("PYTHONPATH")]))
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -113,10 +113,10 @@ def _ranks(folder: Path, machine: Machine) -> Iterator[list[subprocess.Popen[byt
 
 
 def _codes(ranks: list[subprocess.Popen[bytes]], folder: Path, seconds: float) -> list[int | None]:
-    """Waits until all ranks have ended, or one has failed. Returns their exit codes; None for one that still runs.
+    """Waits until all ranks have ended, or one has failed. Returns their exit codes, None for a rank that still runs.
 
     Raises:
-        RanksFailed: they have not ended within this time.
+        RanksFailed: neither happens within ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):

@@ -24,7 +24,7 @@ BYTES, MESSAGES = 4 << 20, 16
 
 
 def bytes_per_second(rank: int) -> float:
-    """Sends messages from rank 0 to rank 1, and a short answer. Returns the speed that this rank saw."""
+    """Measures how fast messages travel from rank 0 to rank 1, whose short answer ends the measurement. Returns the bytes per second on this rank."""
     message, answer = torch.zeros(BYTES, dtype=torch.uint8, device="cpu"), torch.zeros(1, device="cpu")
     started = time.perf_counter()
     for number in range(MESSAGES + 2):

@@ -59,7 +59,7 @@ def check_installed(machine: Machine) -> Finding:
 
 
 def check_operators(machine: Machine) -> Finding:
-    """Loads the compiled operators and compares two results with those of torch."""
+    """Loads the compiled operators and checks the results of two of them."""
     try:
         import torch
 
@@ -157,7 +157,7 @@ def versions_of(*names: str) -> dict[str, str | None]:
 
 
 def _shown(name: str, value: str) -> str:
-    """Returns the value of a variable. Paths and secrets are left out, so that a report can be published."""
+    """Returns what a report shows of an environment variable. It hides paths and values that may be secret, so that users can publish the report."""
     return "(a path)" if "/" in value else value[:80] if _KNOWN.fullmatch(name) else "(set)"
 
 
