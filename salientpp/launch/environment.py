@@ -1,7 +1,7 @@
 """Rank and number of ranks of this process, read from the environment variables of torchrun and SLURM. Nothing is written to the environment.
 
-torchrun's variables take precedence; they may also be set by hand. If SLURM's are set too, both must agree. A batch script is no task, but has most of SLURM's
-variables, with the values of task 0. Only the tasks of a job step have ``SLURM_STEP_ID``.
+torchrun's variables take precedence; they may also be set by hand. If SLURM's are set too, both must agree. ``SLURM_STEP_ID`` tells tasks from the batch
+script. The script has most other variables of SLURM too, with the values of task 0, but is no task.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_per_host(text: str) -> list[int]:
-    """Parses SLURM's tasks on each host: ``4(x2),1`` means 4, 4, 1. Raises LaunchError if the text has another form or is out of range."""
+    """Parses SLURM's tasks on each host: ``4(x2),1`` means 4, 4, 1. Raises LaunchError for any other text or a number out of range."""
     counts: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,10})(?:\(x([0-9]{1,7})\))?", entry)
@@ -214,7 +214,7 @@ def _check_present(environ: Mapping[str, str], names: tuple[str, ...], launcher:
 
 
 def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _MOST_RANKS) -> int:
-    """Parses a number in decimal digits. torchrun and SLURM write no signs, no blanks, and no other digits than 0 to 9."""
+    """Returns the integer in a variable. Raises LaunchError unless it is in [least, most], written in the digits 0 to 9 alone, as torchrun and SLURM do."""
     text = environ[name]
     if re.fullmatch(r"[0-9]{1,10}", text) is None or not least <= int(text) <= most:
         raise LaunchError(f"{name} must be an integer from {least} to {most}, in digits alone, got {_shown(text)}")
@@ -231,7 +231,7 @@ def _address(environ: Mapping[str, str]) -> str:
 
 
 def _matching(environ: Mapping[str, str], name: str, pattern: str, words: str, default: str = "") -> str:
-    """Returns the value of a variable, which must match the pattern. If it is empty or missing, returns the default, if one is given."""
+    """Returns the value of a variable, or ``default`` if it is empty or missing. Raises LaunchError if the value does not match ``pattern``."""
     text = environ.get(name)
     if not text and default:
         return default

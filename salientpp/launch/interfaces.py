@@ -1,4 +1,4 @@
-"""Addresses of this host: of its network interfaces, and of its name."""
+"""Finds the addresses by which other hosts can reach this one: those of a network interface, or of a host name."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Preemption:
         return self._agreed > 0
 
     def _hear(self) -> None:
-        """Reads the result of the pending all-reduce, if any."""
+        """Waits for the pending all-reduce, if any, and stores the largest signal that any rank has received."""
         if self._work is None:
             return
         try:

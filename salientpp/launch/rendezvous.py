@@ -1,8 +1,9 @@
-"""Meeting of the ranks of a job.
+"""Brings the ranks of a job together: each finds the address of rank 0 and waits until all have come.
 
 Under plain srun, no port has been chosen, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free port, holds it, and
-publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. If a rank fails meanwhile, it tells rank 0 in a file
-of its own. Rank 0 tells the others in the store, and its file stays and says why. So no rank waits for ranks that will not come.
+publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. A rank that fails meanwhile writes the reason to a
+file of its own, which rank 0 reads. Rank 0 passes the reason on through the key-value store, and leaves it in its own file. So no rank waits for ranks that
+will not come.
 
 torchrun's agents keep one key-value store for the whole job. After they restart all ranks, torch's keys in it still have values of the previous start, and a
 rank could find the address of a process that is gone. So the ranks first make sure that they belong to the same start (:func:`meet`).
@@ -109,7 +110,10 @@ def init_process_group(
 
 @contextlib.contextmanager
 def _telling(file: Path, launch: Launch) -> Iterator[None]:
-    """Wraps the meeting of the ranks. Tells the others if this rank fails, in ``file`` (rank 0) or in a file of its own, which rank 0 reads."""
+    """Wraps the block in which the ranks meet, so that the others need not wait if this rank fails.
+
+    Rank 0 then writes the reason to ``file``. Any other rank writes it to a file of its own, which rank 0 reads.
+    """
     try:
         yield
     except BaseException as error:
@@ -127,7 +131,7 @@ def _telling(file: Path, launch: Launch) -> Iterator[None]:
 
 
 class _Told(Exception):
-    """The meeting has failed, and the other ranks know. Becomes a LaunchError."""
+    """Raised if the ranks cannot meet and the other ranks have already been told. :func:`_telling` turns it into a LaunchError."""
 
 
 def _told_by_others(file: Path) -> list[Path]:
@@ -271,7 +275,7 @@ def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: 
 
 
 def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[None]:
-    """Yields once for each read of the store, with growing pauses, until the deadline has passed."""
+    """Paces a loop that reads the store again and again: pauses between its rounds, ever longer, and ends it after the deadline."""
     pause = _PAUSE
     while True:
         yield
@@ -282,7 +286,7 @@ def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[N
 
 
 def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
-    """Hosts the store and publishes its address. It listens at a free port, and only at the address that the other ranks use. Rank 0 calls it."""
+    """Starts the key-value store on rank 0 and publishes its address. The store listens at a free port, and only at the address that other ranks use."""
     listener, host = _listen(launch)
     bound, port = listener.getsockname()[:2]
     own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host may be unable to resolve its own name
@@ -296,7 +300,7 @@ def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
 
 
 def _listen(launch: Launch) -> tuple[socket.socket, str]:
-    """Returns a listening socket of this host, and the name or address by which the other ranks reach it. It uses gloo's interface."""
+    """Returns a socket that listens on this host, and the name or address by which the other ranks reach it. GLOO_SOCKET_IFNAME chooses the interface."""
     interface = (os.environ.get("GLOO_SOCKET_IFNAME") or "").partition(",")[0]
     if launch.ranks_per_host == launch.world_size:
         return _bound("127.0.0.1"), "127.0.0.1"
@@ -380,7 +384,11 @@ def _resolvable(*hosts: str | None) -> str:
 
 
 def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, meeting: dist.Store | str) -> None:
-    """Initialises torch.distributed, either with a store from this module, through which the ranks then exchange greetings, or with torch's own method."""
+    """Initialises torch.distributed.
+
+    Args:
+        meeting: a store of this module, in which the ranks also compare their package versions, or the text of torch's ``init_method``.
+    """
     store, method = (None, meeting) if isinstance(meeting, str) else (meeting, None)
     try:
         if store is not None:

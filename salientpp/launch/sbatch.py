@@ -20,7 +20,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Job that runs before the training job: ``salientpp partition`` writes the directory ``root`` from a dataset.
+    """SLURM job that runs before the training job: ``salientpp partition`` writes the directory ``root`` from a dataset.
 
     Attributes:
         dataset, root: paths relative to the directory of submission.
@@ -38,7 +38,7 @@ class Partitioning:
 
 @dataclass(frozen=True)
 class Batch:
-    """Training job.
+    """Settings of a training job, from which :func:`script` writes a batch script for SLURM.
 
     Attributes:
         command: the training script and its arguments; without ``python``.
