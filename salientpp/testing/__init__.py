@@ -1,4 +1,6 @@
-"""Suites of tests (laws) for classes from outside the package: sources of rows, ways and topologies. Needs pytest (``pip install salientpp[testing]``).
+"""Suites of tests (laws) that users run on their own classes. Needs pytest (``pip install salientpp[testing]``).
+
+The classes may be sources of rows, forms of the topology, or ways: methods that move fewer bytes, such as a cache.
 
 A test class inherits the suite of a protocol and names the class under test. docs/how-to/test-own-classes.md shows each.
 """

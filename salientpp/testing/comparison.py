@@ -1,4 +1,4 @@
-"""Compares batches element for element, and names the places at which they differ."""
+"""Compares batches element for element, and names the values that differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (place, value) for each tensor and plain value in a value, and (place, type and length) for each container, which may be empty."""
+    """Yields (path, value) for each tensor and plain value inside a batch. A path looks like ``"paper/x"``.
+
+    Yields (path, (type, length)) for each container too, so that empty containers are compared.
+    """
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if isinstance(value, (dict, list, tuple)):
@@ -29,7 +32,7 @@ def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(ours: Any, want: Any) -> list[str]:
-    """Returns the places at which two batches differ in presence, type, dtype, shape or value, such as ``"x"`` or ``"paper/x"``."""
+    """Returns the paths of values that differ between two batches, such as ``"paper/x"``. Values of another type, dtype or shape differ too."""
     found, expected = dict(_leaves(ours)), dict(_leaves(want))
     wrong = sorted(found.keys() ^ expected.keys())
     for at in sorted(found.keys() & expected.keys()):
@@ -43,7 +46,7 @@ def differences(ours: Any, want: Any) -> list[str]:
 
 
 def compare(ours: Iterable[Any], want: Iterable[Any]) -> list[str]:
-    """Returns the differences of two series of batches."""
+    """Compares two series of batches, one after another. Returns the differences as texts, empty if there are none."""
     wrong: list[str] = []
     for number, (one, other) in enumerate(itertools.zip_longest(ours, want)):
         if one is None or other is None:

@@ -10,7 +10,7 @@ from torch_geometric.utils import to_undirected
 
 
 def identity_features(num_vertices: int, width: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns features with ``x[v] = v`` in every column."""
+    """Returns features [N, width] with ``x[v] = v`` in every column, so that a row tells which vertex it belongs to."""
     return torch.arange(num_vertices).view(-1, 1).repeat(1, width).to(dtype)
 
 
@@ -84,7 +84,7 @@ def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> Heter
 
 
 def typed_data(seed: int = 0) -> HeteroData:
-    """Makes a graph: authors have wide rows, venues have no rows, papers have labels, and every type has seeds."""
+    """Makes a graph whose three types differ: authors have wide rows, venues have no rows, papers have labels, and every type has seeds."""
     data = random_hetero(seed=seed)
     data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
     del data["venue"].x

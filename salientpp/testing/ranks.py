@@ -3,9 +3,8 @@
 Processes are forked from a server that has imported torch once, so a run costs a fraction of a second. If torch finds a
 GPU, each process is a new interpreter, because CUDA does not work in a process that was forked from a user of the driver.
 
-A busy machine can be slow, and no test is about speed. So a rank that still runs after ``HANG`` seconds counts as hung.
-A wait that must end for another reason than its time-out gets ``NEVER`` seconds. If it does not end,
-the test counts as hung long before.
+A busy machine can be slow, and no test is about speed. So only a rank that still runs after ``HANG`` seconds counts as hung.
+Waits inside a test have the time-out ``NEVER``, which is longer, unless the time-out itself is tested.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PRELOADED = ["salientpp.testing.ranks"]
 
 @dataclass(frozen=True)
 class Failed:
-    """The exception of a rank, or the fact that the rank did not answer."""
+    """Result of a rank that raised an exception or did not answer."""
 
     kind: str
     text: str

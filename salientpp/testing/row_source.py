@@ -1,6 +1,7 @@
-"""Laws of every source of rows.
+"""Tests (laws) that every source of feature rows must pass.
 
-The test of a source subclasses :class:`RowSourceLaws` and provides ``expected``, the rows as a tensor, and ``source``, a source of these rows.
+The test of a source subclasses :class:`RowSourceLaws` and overrides the fixture ``source``, which returns a source with the rows of ``expected``. The
+fixture ``expected`` returns these rows as a tensor. It has defaults, and may be overridden too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from salientpp.store.rows import RowSource, checked_rows, empty_rows, take_rows
 
 
 class RowSourceLaws:
-    """Tests of a row source."""
+    """Tests of a source of rows. Subclass it and override the fixture ``source``."""
 
     @pytest.fixture(
         params=[((40,), torch.int64), ((41, 3), torch.float32), ((64, 2, 2), torch.bfloat16), ((40, 0), torch.int8)],

@@ -1,4 +1,4 @@
-"""Laws of every form in which ranks hold a topology, such as in parts.
+"""Tests (laws) that every form must pass in which ranks hold a topology, such as in parts.
 
 The test of a form subclasses :class:`TopologyLaws` and sets ``stored``, the form of the directory, and ``sampler``. The laws
 compare its loader with one over a directory whose topology every rank maps as a whole: batches are equal, element for element.
@@ -64,7 +64,7 @@ def directories(folder: Path, num_parts: int, form: str) -> Path:
 
 
 def fewer_edges(mfg: Mfg) -> Mfg:
-    """Drops every third edge of a sample, in an object of its own."""
+    """Returns a copy of a sample without every third edge."""
     keep = torch.arange(mfg.row.numel()) % 3 > 0
     return type(mfg)(mfg.node, mfg.row[keep], mfg.col[keep], mfg.edge[keep], mfg.batch)
 
@@ -212,7 +212,7 @@ def make(
 
 
 def _own(part: PartitionedGraph, name: str) -> Tensor:
-    """Returns a value of the argument ``name``, different on each part. For ``input_nodes``, part 0 gets no seeds."""
+    """Returns a value for the loader argument ``name`` that differs from part to part. For ``input_nodes``, part 0 gets no seeds."""
     if name == "input_time":
         ids = (
             part.split("train")
@@ -231,7 +231,7 @@ def _own(part: PartitionedGraph, name: str) -> Tensor:
 
 
 def check_cases(rank: int, root: Path, form: str, sampler: MakeSampler, names: list[str]) -> dict[str, list[str]]:
-    """Compares an epoch of a loader over the form with one over the whole directory. Returns the differences by case."""
+    """Compares an epoch of a loader over the form with one over the whole topology, for each case in ``names``. Returns the differences by case."""
     found = {}
     for name in names:
         ours, want = make(root, CASES[name], form, sampler), make(root, CASES[name], "whole")
@@ -242,7 +242,7 @@ def check_cases(rank: int, root: Path, form: str, sampler: MakeSampler, names: l
 
 
 def check_uses(rank: int, root: Path, form: str, sampler: MakeSampler) -> dict[str, list[str]]:
-    """Compares loops that end early, several loaders at once, rounds and resumed runs. Returns differences."""
+    """Compares the two loaders in unusual uses: loops that end early, several loaders at once, ``rounds()`` and resumed runs. Returns differences by use."""
     plain = CASES["plain"]
 
     def both(**options: Any) -> tuple[Any, Any]:
@@ -293,7 +293,7 @@ def _resumed(rank: int, both: Any) -> list[str]:
 
 
 def saved(rank: int, root: Path, form: str, sampler: MakeSampler) -> tuple[Any, Any]:
-    """Returns the states of a loader over the form and of one over the whole directory, after two rounds."""
+    """Returns saved states of a loader over the form and of one over the whole topology, after two steps of ``rounds()``."""
     states = []
     for stored, own in ((form, sampler), ("whole", None)):
         loader = make(root, CASES["logical ranks"], stored, own)
@@ -304,7 +304,7 @@ def saved(rank: int, root: Path, form: str, sampler: MakeSampler) -> tuple[Any, 
 
 
 def check_resumed(rank: int, root: Path, form: str, sampler: MakeSampler, states: tuple[Any, Any]) -> list[str]:
-    """Continues from the states of :func:`saved`, and compares two epochs."""
+    """Loads the states of :func:`saved` into two new loaders, and compares two epochs of them. Returns the differences."""
     ours, want = make(root, CASES["plain"], form, sampler), make(root, CASES["plain"], "whole")
     ours.load_state_dict(states[0])
     want.load_state_dict(states[1])
@@ -315,12 +315,12 @@ def check_resumed(rank: int, root: Path, form: str, sampler: MakeSampler, states
 
 
 class TopologyLaws:
-    """Suite of tests for one form of topology.
+    """Tests of one form of topology. Subclass it and set ``stored``.
 
     Attributes:
         stored: form of the topology in the directory.
         sampler: see :data:`MakeSampler`.
-        layouts: numbers of parts and of ranks.
+        layouts: pairs (number of parts, number of ranks) to test.
     """
 
     stored: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Laws of every way to move fewer bytes.
+"""Tests (laws) that every way must pass. A way is a method that moves fewer bytes for the same batches, such as a cache.
 
 The test of a way subclasses :class:`WayLaws` and provides ``options``, with which a loader uses the way. Every loader runs on 1, 2 and 4 ranks.
 """
@@ -32,14 +32,14 @@ FANOUTS, BATCH, WIDTH = [5, 4], 16, 6
 
 @dataclass(frozen=True)
 class Found:
-    """Observations of one rank about a way, or about several together.
+    """Observations of one rank about a loader that uses a way, or several together.
 
     Attributes:
-        wrong: number of each batch that differs from the one without the way, and the difference.
-        fetched, copied: bytes per batch, as predicted by the price and as counted.
-        seconds: seconds per batch, as predicted by the price.
+        wrong: differences from the batches of a loader without the way, each with the number of its batch.
+        fetched, copied: bytes per batch, as the planner's price predicts and as counted.
+        seconds: seconds per batch, as the price predicts.
         remote_rows: numbers of rows from other ranks, with the way and without.
-        unlike_plan: where the tiers and the price of the engine differ from those of a plan, for which no row moves.
+        unlike_plan: where the tiers and the price of the loader differ from those that a plan computes without moving rows.
     """
 
     wrong: list[str]
@@ -59,7 +59,7 @@ def directory(folder: Path, num_parts: int, topology: str = "whole") -> str:
 
 
 def compare(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]:
-    """Runs two epochs of a loader with each of these options beside a loader without them."""
+    """Runs two epochs of a loader with each of these options beside a loader without them. Returns what this rank observed for each."""
     return [_compare(root, options) for options in several]
 
 
@@ -83,7 +83,7 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
 
 
 def _unlike_plan(loader: NeighborLoader, given: dict[str, Any], price: Price) -> list[str]:
-    """Lists the differences between a loader's engine and a plan with the same ways, which only choose what to hold."""
+    """Lists the differences between a loader and a plan with the same ways. In a plan, ways choose which rows to hold, but no row is fetched."""
     basis = loader.engine.basis
     options = Options(**given).checked(basis.device)
     # Sums are chosen last, because they see the copies of all ways in an engine.
@@ -99,7 +99,7 @@ def _unlike_plan(loader: NeighborLoader, given: dict[str, Any], price: Price) ->
 
 
 def _members(tiers: TiersByType) -> list[Any]:
-    """Returns the ids in each tier that has copies."""
+    """Returns the ids of the rows that each tier holds copies of, to compare two engines."""
     return [
         (type_, tier.name, tier.memory, tier.members.ids.tolist())
         for type_, of_type in tiers.items()
@@ -124,7 +124,7 @@ def _first_layer(batch: Any) -> Tensor:
 
 
 class WayLaws:
-    """Suite of tests for one way.
+    """Tests of one way. Subclass it and set ``options``.
 
     Attributes:
         options: options of a loader that uses the way.
@@ -137,7 +137,7 @@ class WayLaws:
 
     @classmethod
     def options_on(cls, num_ranks: int) -> dict[str, Any]:
-        """Returns the options for a number of ranks."""
+        """Returns the options of a loader on ``num_ranks`` ranks. Override it if they depend on this number."""
         return cls.options
 
     @pytest.fixture(scope="class", params=RANKS, ids=lambda number: f"{number} ranks")
