@@ -1,6 +1,6 @@
-"""Numbers of a loader for other tools: OpenTelemetry, Prometheus, the loggers of Lightning, and a line for a progress bar.
+"""Exports the numbers of ``loader.metrics()`` to other tools: OpenTelemetry, Prometheus, the loggers of Lightning, and progress bars.
 
-Each name is imported when it is first used, so that no tool is imported without need. ``loader.metrics()`` has the numbers themselves.
+Each name is imported when it is first used, so that no tool is imported without need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of a loader in the text format of Prometheus, from an HTTP endpoint or in a file."""
+"""Offers the numbers of a loader to Prometheus, in its text format: from an HTTP endpoint or in a file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def prometheus(
 
 
 class Exposition:
-    """Numbers of a loader for Prometheus, made by :func:`prometheus`. As a context manager it closes the endpoint at the end.
+    """Endpoint or file with the numbers of a loader, made by :func:`prometheus`. As a context manager it closes the endpoint at the end.
 
     Attributes:
         port: port of the endpoint; None without one, as in a forked child.
@@ -143,7 +143,7 @@ def text_of(reader: Reader) -> str:
 
 
 def _name(name: str, metric: Metric) -> str:
-    """Returns a name that ends in its unit, and in ``_total`` if it is a counter."""
+    """Returns the name that Prometheus expects for a number: with its unit at the end, and then ``_total`` for a counter."""
     words: Sequence[str] = name.split(".")
     unit = _ENDINGS.get(metric.unit)
     ending = [*([unit] if unit and unit not in words else []), *(["total"] if metric.kind == "counter" else [])]

@@ -62,14 +62,18 @@ def otel(loader: HasMetrics, meter: Meter | None = None, name: str | None = None
 
 @functools.cache
 def _global_meter() -> Meter:
-    """Returns one meter of the global provider. Before a provider is set, each would be another, whose instruments the SDK ignores later."""
+    """Returns the same meter of the global provider at every call.
+
+    Before the user sets a provider, each call of OpenTelemetry's ``get_meter`` makes a new meter. The SDK would later ignore instruments with names that
+    another of these meters has.
+    """
     from opentelemetry import metrics
 
     return metrics.get_meter("salientpp", own_version())
 
 
 def _create(meter: Meter, readers: dict[str, Reader]) -> None:
-    """Makes the instruments of a meter. An SDK ignores a second instrument of the same name, so each of these observes all loaders."""
+    """Makes the instruments of a meter. Each observes all loaders, because an SDK ignores a second instrument of the same name."""
     for name, metric in all_series().items():
         create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
         create(f"{PREFIX}{name}", callbacks=[_observing(name, readers)], unit=metric.unit, description=metric.text)

@@ -1,4 +1,4 @@
-"""Callback of Lightning that logs the numbers of the training loader. Without Lightning the file can be imported, but the callback cannot be made."""
+"""Callback of Lightning that logs the numbers of the training loader. This module can be imported without Lightning; the constructor then raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback() -> Any:
-    """Returns Lightning's class of callbacks, of the package that is in use; ``object`` without Lightning."""
+    """Returns the class ``Callback`` of the Lightning package that the program uses, or ``object`` if none is installed."""
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -76,7 +76,7 @@ class LightningCallback(Callback):
 
 
 def _loaders(loaders: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the loaders of this package in a loader or a container of loaders, with the beginning of their names."""
+    """Yields (prefix, loader) for each loader of this package in a loader or a container of loaders. The prefix is its key or position, and a dot."""
     loaders = getattr(loaders, "iterables", loaders)  # of Lightning's CombinedLoader
     if isinstance(loaders, Mapping):
         entries = list(loaders.items())

@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Series:
-    """Place of a number in another tool.
+    """Name and labels under which another tool, such as Prometheus, keeps a number.
 
     Attributes:
         name: its name without variable parts, such as 'stage.seconds'.
@@ -58,7 +58,7 @@ def series_of(key: str) -> Series | None:
 
 
 def name_of(template: str) -> str:
-    """Returns a name of ``METRICS`` without its variable parts."""
+    """Returns a name of ``METRICS`` without its variable parts, such as 'stage.seconds' for 'stage.NAME.seconds'."""
     return ".".join(part for part in template.split(".") if not part.isupper())
 
 
@@ -90,11 +90,11 @@ class Reader:
 
     @property
     def has_loader(self) -> bool:
-        """False if the loader is gone."""
+        """False if the loader has been freed."""
         return self._loader() is not None
 
     def read(self) -> tuple[int, list[tuple[Series, float]]]:
-        """Returns the rank, and the present values. No values if the loader is gone."""
+        """Returns the rank, and the present value of each series. Without values if the loader has been freed."""
         loader = self._loader()
         if loader is None:
             return 0, []
@@ -119,10 +119,10 @@ class Reader:
 
 
 def total_of(stats: Any, key: str) -> float:
-    """Returns the total of all epochs that the statistics of a loader have for a counter.
+    """Returns the total of a counter over all epochs, from the statistics of a loader.
 
     Raises:
-        KeyError: they have none.
+        KeyError: the statistics have no such total.
     """
     match key.split("."):
         case [("batches" | "seeds" | "seconds") as name]:
