@@ -1,7 +1,7 @@
-"""Visits the values in containers, nested to any depth.
+"""Visits the values in containers, nested to any depth, such as the tensors among the arguments of a model.
 
-Arguments of operations: lists, tuples, dictionaries and slices. With ``objects``, arguments and outputs of models: lists, tuples, dictionaries, sets, other
-mappings and instances of dataclasses. Objects of PyG, such as a batch, are never containers.
+Lists, tuples, dictionaries and slices count as containers. With ``objects``, sets, other mappings and instances of dataclasses count too, but slices do not.
+Objects of PyG, such as a batch, are never containers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def found(value: Any, kind: type[Kind], objects: bool = False) -> Iterator[Kind]
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in plain containers."""
+    """Yields the tensors in lists, tuples, dictionaries and slices."""
     return found(value, Tensor)
 
 

@@ -86,7 +86,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def short(number: float) -> str:
-    """Writes a number >= 0 with three digits, or all digits before the point. Less than a millionth is the rounding of a sum."""
+    """Writes a number >= 0 with three digits, or as an integer from 100 on. A number below a millionth becomes 0, since it comes from rounded sums."""
     if number >= 100:
         return f"{number:,.0f}"
     return "0" if number < 1e-6 else f"{number:.3g}"
@@ -104,6 +104,6 @@ def exact_bytes(num_bytes: int) -> str:
 
 
 def round_up(num_bytes: float) -> int:
-    """Rounds bytes up to two digits."""
+    """Rounds bytes up to two significant digits, so that an advised amount is easy to read."""
     digits = 10 ** max(0, len(str(int(num_bytes))) - 2)
     return -(-int(num_bytes) // digits) * digits

@@ -49,7 +49,7 @@ def where_to_write(error: OSError, otherwise: str) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raises ValueError if :func:`write_whole` can be expected to fail to write ``path``."""
+    """Raises ValueError if ``path`` cannot be written, as far as that is known in advance. Call it before long work whose result goes there."""
     try:
         folder = _target(path).parent if path.is_symlink() else path.parent
         if not folder.is_dir():
@@ -88,7 +88,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextlib.contextmanager
 def written_whole(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[None]:
-    """Writes ``path`` as :func:`write_whole` does, but names the file at the end of the block. If the block raises, a regular ``path`` is unchanged."""
+    """Writes ``path`` as :func:`write_whole` does, but replaces it only at the end of a ``with`` block. If the block raises, a regular file is unchanged."""
     with contextlib.ExitStack() as stack:
         temporary = None
         with _naming(path):
@@ -185,7 +185,7 @@ def _open_in_place(path: Path) -> BinaryIO:
 
 
 def _standard_stream(found: os.stat_result) -> int | None:
-    """Returns the descriptor of stdout or stderr if one of them is this file, or None."""
+    """Returns 1 if stdout is this file, 2 if stderr is, else None."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(found, os.fstat(descriptor)):

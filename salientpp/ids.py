@@ -35,9 +35,9 @@ def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
 
 
 def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
-    """Raises ValueError, with the position, unless all ids int64 [n] are in ``[0, end)``.
+    """Raises ValueError unless all ids int64 [n] are in ``[0, end)``. The error gives the position of the first wrong id.
 
-    ``must`` is the beginning of the error, such as "seeds must be". ``of`` follows the position and names the list it counts in, such as " of seed set 3".
+    ``must`` is the beginning of the error, such as "seeds must be". ``of`` is its end, such as " of seed set 3", which says where the position counts.
     """
     at = first_outside(ids, end)
     if at is not None:

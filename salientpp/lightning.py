@@ -76,7 +76,7 @@ class FollowingLoader:
         yield from self.loader
 
     def _position(self) -> tuple[int | None, int]:
-        """Returns the epoch, and the number of its batches that are done; None and 0 if other code than the trainer iterates."""
+        """Returns the trainer's epoch, and how many of its batches are done. Returns None and 0 if other code than the trainer iterates."""
         trainer = self._trainer
         fit = trainer.fit_loop
         if self is trainer.train_dataloader:
@@ -188,7 +188,7 @@ class _GraphData(pyg.LightningDataModule):
     # --- loaders ------------------------------------------------------------------------------------------
 
     def _open(self, sampler: BaseSampler | None, seeds: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        """Opens one of this package's loaders, for this process."""
+        """Makes a loader of this package for these seeds. It shares the module's sampler, cache and random seed, and visits this rank's part of the seeds."""
         if self.loader == "full":
             return pyg.LightningData.full_dataloader(self, **kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
@@ -448,7 +448,7 @@ def _check_every_rank_has_batches(loader: BatchLoader) -> None:
 
 
 def _stored_seeds(data: Any, what: str, split: str) -> Any:
-    """Returns a split of the data in the form that a loader takes, or None if no type has it. As in PyG, the first type that has the split counts.
+    """Returns a split of the data as a loader's seed argument takes it, or None if no type has it. As in PyG, the first type that has the split counts.
 
     ``what`` is 'nodes' for a split of vertices, or 'edges'.
     """
@@ -466,7 +466,7 @@ def _stored_seeds(data: Any, what: str, split: str) -> Any:
 
 
 def _fills_cache(kwargs: dict[str, Any]) -> bool:
-    """Returns True if a loader with these arguments may fill a cache of its own."""
+    """Returns True if a loader with these arguments would fill a cache, by ``replication_factor`` or a memory budget."""
     return bool(kwargs.get("replication_factor")) or _has_budget(kwargs)
 
 

@@ -45,7 +45,7 @@ def after_fork(owner: _Owner) -> None:
 
 
 def may_compute_in_parallel() -> bool:
-    """True if the calling thread has a working OpenMP. In a forked child, the thread that existed before the fork may not have one."""
+    """True if OpenMP works in the calling thread. It may not work in the thread of a forked child that called ``fork``."""
     return not getattr(_of_thread, "was_forked", False)
 
 
@@ -211,7 +211,7 @@ class Task:
 
 
 class Undone:
-    """Call that runs only when its result is asked for, in the thread that asks. Has the methods of :class:`Task`."""
+    """Call that is not submitted to a thread: it runs when ``result()`` is called, in the caller's thread. Stands in for a :class:`Task`."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function, self._args = function, args
@@ -224,7 +224,7 @@ class Undone:
 
 
 def completed(function: Callable[..., Any], *args: Any) -> Future:
-    """Runs ``function(*args)`` in the caller's thread, and returns a completed future."""
+    """Runs ``function(*args)`` at once in the caller's thread. Returns a completed future with its result or exception."""
     future: Future = Future()
     try:
         future.set_result(function(*args))
@@ -280,7 +280,7 @@ def connecting() -> Iterator[None]:
 
 
 def _open_files() -> dict[int, int]:
-    """Returns the inode of each file that this process has open, by descriptor. Empty if the system does not tell."""
+    """Returns {descriptor: inode} of the files that this process has open. Empty if the system does not tell."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
@@ -293,7 +293,7 @@ def _open_files() -> dict[int, int]:
 
 
 def _watched_by(descriptor: int) -> list[int]:
-    """Returns the descriptors that an epoll (the open file ``descriptor``) watches. Empty for other files."""
+    """Returns the descriptors that an epoll instance watches. Empty if ``descriptor`` is no epoll instance."""
     try:
         with open(f"/proc/self/fdinfo/{descriptor}") as file:
             return [int(line.split()[1]) for line in file if line.startswith("tfd:")]

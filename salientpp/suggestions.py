@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def did_you_mean(word: Any, known: Iterable[Any]) -> str:
-    """Returns a sentence with the texts among ``known`` that are closest to ``word``, or an empty text."""
+    """Returns a sentence for an error that suggests the closest of ``known`` instead of ``word``, or an empty text if none is close."""
     lowered = {name.lower(): name for name in known if isinstance(name, str)}
     close = difflib.get_close_matches(word.lower(), lowered, n=2) if isinstance(word, str) else []
     return f". Did you mean {' or '.join(lowered[match] for match in close)}?" if close else ""
@@ -36,7 +36,7 @@ def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Returns the error for a name that a module does not have. Its text names the closest one."""
+    """Returns the AttributeError to raise for a name that a module does not have. Its text suggests the closest name."""
     meant = "" if name.startswith("_") else did_you_mean(name, known)
     # With the name alone, Python adds no suggestion of its own.
     return AttributeError(f"module {module!r} has no attribute {name!r}{meant}", name=name)

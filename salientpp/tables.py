@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 class FittedTable(Table):
-    """Table that begins a new block of columns, below the others, where the terminal ends. Each block repeats the columns that name a line.
+    """Table that fits any terminal: columns that do not fit go into a further block below. Each block repeats the columns that name a line.
 
     Columns with ``justify="right"`` hold numbers, which are neither wrapped nor cut. Other columns wrap.
 
@@ -38,7 +38,7 @@ class FittedTable(Table):
             first = stop
 
     def _block(self, first: int, stop: int, max_width: int) -> Table:
-        """Returns a table of the keys and of columns ``first`` to ``stop - 1``. The first column does not wrap within half of the terminal."""
+        """Returns one block: the columns that name a line, and columns ``first`` to ``stop - 1``. The first column wraps only beyond half of the terminal."""
         look: dict[str, Any] = {
             name: getattr(self, name) for name in ("box", "padding", "title_justify", "title_style")
         }
