@@ -57,7 +57,7 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
     """Returns the policies to compare, with 'vip' always among them, because forecasts need it.
 
     Args:
-        is_typed: True if vertices have several types, or if batches are not plain.
+        is_typed: True if vertices have several types, or unless :attr:`~salientpp.analysis.batches.Batches.is_plain`.
 
     Raises:
         ValueError: a policy does not exist.

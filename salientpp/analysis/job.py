@@ -135,7 +135,7 @@ class Job:
 
     @property
     def is_of_one_type(self) -> bool:
-        """True if the graph has one vertex type and batches are plain, so that the forecasts of VIP hold."""
+        """True if the graph has one vertex type and :attr:`Batches.is_plain`. Only then do the forecasts from inclusion probabilities hold."""
         return self.batches.is_plain and not self.part.is_hetero
 
     @property

@@ -273,7 +273,7 @@ def check_matplotlib() -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raises ValueError or ImportError unless a plot can be drawn as a file of this name."""
+    """Raises ValueError unless the name ends in .png or .svg, and ImportError if matplotlib is not installed."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"--plot must end in .png or .svg, got {path}")
     check_matplotlib()

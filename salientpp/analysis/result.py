@@ -164,7 +164,7 @@ class Analysis:
 
     @property
     def has_features(self) -> bool:
-        """True if the bytes of some rows are known."""
+        """True if the graph has features, so that rows can be counted in bytes."""
         return any(self.row_bytes.values())
 
     @property

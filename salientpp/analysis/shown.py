@@ -47,5 +47,5 @@ class ShownPlan(Planned):
 
 
 def _text(blocks: Sequence[RenderableType]) -> str:
-    """Returns what the command prints, in the width of the terminal."""
+    """Renders blocks as the command prints them, in the width of the terminal."""
     return text(blocks, shutil.get_terminal_size().columns)

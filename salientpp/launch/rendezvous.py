@@ -235,7 +235,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> d
 
 
 def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
-    """Publishes the list of the ranks' words until all ranks have answered the same list. Rank 0 calls it."""
+    """Runs rank 0's side of :func:`meet`: publishes the list of all words until every rank has answered the same list. Returns the words."""
     came = [f"{_PREFIX}/came/{rank}" for rank in range(world_size)]
     answers = [f"{_PREFIX}/answer/{rank}" for rank in range(1, world_size)]
     published, missing = "", list(range(1, world_size))
@@ -258,7 +258,7 @@ def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
 
 
 def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: float) -> list[str]:
-    """Answers rank 0's list as soon as the list has this rank's word. All ranks except rank 0 call it."""
+    """Runs the other ranks' side of :func:`meet`: answers rank 0's list as soon as it has this rank's word. Returns the words."""
     answered = ""
     for _ in _looks(deadline):
         if not store.check([f"{_PREFIX}/list"]):

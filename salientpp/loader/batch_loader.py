@@ -249,12 +249,7 @@ class BatchLoader(PlannedLoader):
     def _open_partition(
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
-        """Connects this rank to the other ranks of a partitioned graph, and opens the graph as the source of batches.
-
-        Args:
-            make_seeds: function that gets the connected graph and the sampler, and returns the seeds.
-            messages: message types that the ranks will exchange, besides those that the options need.
-        """
+        """Connects this rank to the others of a partitioned graph, and opens the graph with the seeds from ``make_seeds(connected, sampler)``."""
         placement = placement_of(
             self.data, comm, self._given_options.logical_ranks, self._hosts, self.cooperate is not None
         )
@@ -303,8 +298,7 @@ class BatchLoader(PlannedLoader):
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
         """Makes the batch of the seeds at these positions, as PyG's method does.
 
-        The loader itself does not call it. Subclasses do, and so do libraries that build a ``DataLoader`` from this loader. With
-        ``filter_per_worker=False`` it returns the sampler's output, for :meth:`filter_fn`.
+        Subclasses call it, and so do libraries that build a ``DataLoader``. With ``filter_per_worker=False`` it returns the input of :meth:`filter_fn`.
         """
         keys = _batch_keys.get()
         if keys is None:

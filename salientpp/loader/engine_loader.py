@@ -248,9 +248,8 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     def memory_used(self) -> dict[str, int]:
         """Returns the bytes of memory that this loader holds, by purpose.
 
-        Each tier has an entry. ``graph`` is the topology, where memory-mapped arrays count in full. ``batches`` are the batches in the pipeline.
-        ``exchange`` are rows on their way from or to other ranks. ``lookahead`` adds the index of the cache, the ids of the planned batches and the
-        probabilities in memory.
+        Each tier has an entry. ``graph`` is the topology, where memory-mapped arrays count in full. ``batches`` are in the pipeline, and ``exchange`` are rows
+        on their way from or to other ranks. ``lookahead`` adds the index of the cache, the ids of the planned batches and the probabilities.
 
         On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
         so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the

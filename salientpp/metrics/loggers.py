@@ -59,7 +59,7 @@ class LightningCallback(Callback):
             self._log(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Logs the numbers of the epoch."""
+        """Logs the numbers at the end of an epoch."""
         if self.all_ranks or trainer.is_global_zero:
             self._log(trainer, all_ranks=self.all_ranks)
 

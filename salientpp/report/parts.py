@@ -88,7 +88,7 @@ class Rank:
 
     @property
     def is_alone(self) -> bool:
-        """True if this process has all rows: its threads then make whole batches."""
+        """True if this process has all rows, so that it exchanges none. Its threads then make whole batches."""
         return bool(self.stages) and set(self.stages) <= _ALONE
 
     @cached_property

@@ -156,7 +156,7 @@ def _ranks(number: int) -> str:
 
 
 def _reasons(numbers: dict[str, Any]) -> str:
-    """Shows the formula of each finding, and what the records lack."""
+    """Returns as HTML the formula of each finding, and sentences on what the records lack."""
     lines = [
         [
             f"{each['what']} {each['change']}",

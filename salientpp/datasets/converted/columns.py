@@ -82,7 +82,7 @@ class _Places:
         self._taken: np.ndarray | None = None
 
     def take(self, name: str, piece: RowPiece) -> np.ndarray:
-        """Returns the row numbers of a piece, int64 [n]. Raises ValueError if one is out of range or was taken before."""
+        """Returns the vertex ids of some rows, int64 [n]. Raises ValueError if one is out of range or an earlier row had it."""
         assert piece.at is not None
         if self._taken is None:
             self._budget.needs(self._num_rows, f"sorting {name} by id (a byte per vertex)")

@@ -14,7 +14,7 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Some consecutive edges of an :class:`EdgeSource`, in memory."""
+    """Consecutive edges of an :class:`EdgeSource` that have been read into memory."""
 
     source: np.ndarray  # integers of any type, [n]
     target: np.ndarray
