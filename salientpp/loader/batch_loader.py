@@ -49,7 +49,6 @@ from salientpp.loader.vertex_options import check_of_edges
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.hosts import checked_hosts
 from salientpp.ranks.placement import Placement
-from salientpp.ranks.roll import go_astray
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Message
@@ -87,7 +86,8 @@ class BatchLoader(PlannedLoader):
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
         self._announced = self._announce(data, sampling, options, kwargs)
-        comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options)
+        mistake = None if self._announced is None else self._announced.mistake
+        comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options, mistake)
         self._hosts: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
             given = options.ranks_per_host, as_integer(options.logical_ranks) or 0, bool(sources_in(options.columns))
@@ -121,12 +121,8 @@ class BatchLoader(PlannedLoader):
         """Tells the storage ranks of the graph, if it has some, to make this loader too."""
         if not isinstance(data, PartitionedGraph) or not data.num_storage_ranks:
             return None
-        try:
-            of_draws = {name: value for name, value in vars(sampling).items() if name not in OPTIONS}
-            return announce(self, data, options, {**of_draws, **kwargs, **self._seeds_given()})
-        except Exception as error:
-            go_astray(error)
-            raise
+        of_draws = {name: value for name, value in vars(sampling).items() if name not in OPTIONS}
+        return announce(self, data, options, {**of_draws, **kwargs, **self._seeds_given()})
 
     def _begin_epoch(self) -> Run:
         if self._announced is not None:

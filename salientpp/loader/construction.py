@@ -31,7 +31,9 @@ from salientpp.ways.sums.way import SumsOfRows
 Out = TypeVar("Out")
 
 
-def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
+def connect(
+    data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options, mistake: ValueError | None = None
+) -> tuple[Comm, torch.device]:
     """Returns the communicator of the ranks that construct a loader together, and the device of its batches.
 
     An object in memory needs no other rank, so its group is this process alone.
@@ -39,6 +41,7 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
     Args:
         kinds: types that ``data`` may have, besides a pair of stores.
         kinds_in_words: the same types, as the error names them.
+        mistake: a mistake that was found before. It is raised here, after the other ranks were told.
 
     Raises:
         ValueError, TypeError: the data has another type, or the device or time-out is wrong.
@@ -54,9 +57,9 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
             go_astray(error)  # the data names the ranks of a loader, so without it they are unknown
         elif isinstance(data, PartitionedGraph):
             # Storage ranks need no accelerator, so rows travel between host memories.
-            return Comm.create(
-                options.process_group, timeout, device, error, over_host=data.num_storage_ranks > 0
-            ), device
+            over_host = data.num_storage_ranks > 0
+            group = options.process_group if mistake is None else None
+            return Comm.create(group, timeout, device, error or mistake, over_host), device
         if error is not None:
             raise error
         return Comm(None, timeout), device

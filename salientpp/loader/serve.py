@@ -22,8 +22,10 @@ from torch_geometric.sampler import NegativeSampling
 from salientpp.engine.state import Disagreement, Resume
 from salientpp.loader.options import OPTIONS
 from salientpp.loader.values import Options, is_given, named
+from salientpp.ranks.comm import Comm
 from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.roles import Roles
+from salientpp.ranks.roll import go_astray
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Arguments that change nothing on a storage rank, which has no batches, or whose value there is the default.
@@ -42,7 +44,8 @@ _REFUSED: Mapping[str, str] = {
     "partial_aggregation": "storage ranks would have to know the weights of your model's sums",
 }
 
-_is_serving: contextvars.ContextVar[bool] = contextvars.ContextVar("is_serving", default=False)
+#: The loaders of this process, if it is a storage rank that follows messages.
+_serving: contextvars.ContextVar[_Storage | None] = contextvars.ContextVar("serving", default=None)
 
 
 @dataclass(eq=False)
@@ -51,10 +54,12 @@ class Announced:
 
     Attributes:
         number: number by which messages name it.
+        mistake: why the loader cannot work with storage ranks; None: no reason.
     """
 
     roles: Roles
     number: int
+    mistake: ValueError | None = None
 
     def begin_epoch(self, loader: Any) -> None:
         """Tells the storage ranks that an epoch begins, and where."""
@@ -76,18 +81,40 @@ def announce(loader: Any, part: PartitionedGraph, options: Options, arguments: M
         arguments: all other arguments, by name.
 
     Raises:
-        ValueError: this rank stores, or an argument does not work with storage ranks.
+        ValueError: this rank stores.
     """
-    if _is_serving.get():
+    storage = _serving.get()
+    if storage is not None:
+        storage.connects = True
         return None
     if part.stores:
-        raise ValueError(
+        error = ValueError(
             "this rank only stores (storage_ranks of salientpp.load), so it makes no loader of its own; call salientpp.serve(part) where part.stores is True"
         )
-    mappings = options.mappings
-    given = {name: mappings.get(name, getattr(options, name)) for name in OPTIONS if "_" not in name or name in _NAMES}
-    wanted = {name: value for name, value in given.items() if value != OPTIONS[name].default}
-    wanted |= arguments
+        go_astray(error)
+        raise error
+    roles = Roles.of_job(part.num_storage_ranks)
+    found = Announced(roles, roles.number_of_loader())
+    message = {"do": "make", "number": found.number, "graph": part.fingerprint, "root": str(part.root)}
+    try:
+        kind = next(base.__name__ for base in type(loader).__mro__ if base.__module__.startswith("salientpp.loader."))
+        roles.post({**message, "loader": kind, "arguments": _sent(options, arguments)})
+    except ValueError as error:
+        found.mistake = error
+        roles.post({**message, "mistake": str(error)})
+    weakref.finalize(loader, roles.drop, found.number).atexit = False
+    return found
+
+
+def _sent(options: Options, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the storage ranks are told, as JSON.
+
+    Raises:
+        ValueError: an argument does not work with storage ranks.
+    """
+    names = (name for name, option in OPTIONS.items() if option.label is None)  # others are entries of another option
+    given = {name: options.mappings.get(name, getattr(options, name)) for name in names}
+    wanted = {name: value for name, value in given.items() if value != OPTIONS[name].default} | dict(arguments)
     for name, why in _REFUSED.items():
         if is_given(wanted.get(name)):
             raise ValueError(f"{named(name)} does not work with storage_ranks: {why}; leave it out")
@@ -95,19 +122,10 @@ def announce(loader: Any, part: PartitionedGraph, options: Options, arguments: M
         raise ValueError(
             "columns= with row sources does not work with storage_ranks: storage ranks do not run the script that trains; name stored attributes"
         )
-    sent = {
+    return {
         name: _to_json(name, value) for name, value in wanted.items() if name not in _OF_BATCHES and value is not None
     }
-    roles = Roles.of_job(part.num_storage_ranks)
-    kind = next(base.__name__ for base in type(loader).__mro__ if base.__module__.startswith("salientpp.loader."))
-    found = Announced(roles, roles.number_of_loader())
-    roles.post({"do": "make", "number": found.number, "loader": kind, "arguments": sent})
-    weakref.finalize(loader, roles.drop, found.number).atexit = False
-    return found
 
-
-#: Names of options with an underscore that are no entries of another option.
-_NAMES = {name for name, option in OPTIONS.items() if option.label is None}
 
 #: Arguments that are seeds, or have one value per seed.
 _OF_SEEDS = ("input_nodes", "input_time", "input_id", "edge_label_index", "edge_label", "edge_label_time")
@@ -174,10 +192,11 @@ def _of_json(value: Any) -> Any:
 
 @dataclass(eq=False)
 class _Storage:
-    """The loaders that a storage rank follows, by their number in messages."""
+    """The graphs of a storage rank, by their fingerprint, and the loaders that it follows, by their number in messages."""
 
-    part: PartitionedGraph
+    parts: Mapping[str, PartitionedGraph]
     loaders: dict[int, Any] = field(default_factory=dict)
+    connects: bool = False  # the other ranks hear of errors of the loader that is being made
 
     def follow(self, message: dict[str, Any]) -> None:
         number = message["number"]
@@ -186,7 +205,7 @@ class _Storage:
             return
         try:
             if message["do"] == "make":
-                self._make(number, message["loader"], _arguments(message["arguments"]))
+                self._make(message)
             elif number in self.loaders:  # otherwise it could not be made, on any rank
                 self._begin(self.loaders[number], message)
         except RankFailure:
@@ -196,13 +215,25 @@ class _Storage:
             if isinstance(error.__cause__, RankFailure):
                 raise
 
-    def _make(self, number: int, kind: str, arguments: dict[str, Any]) -> None:
+    def _make(self, message: dict[str, Any]) -> None:
         from salientpp.loader import link_loader, node_loader  # they import this module
 
-        made = {"NeighborLoader": node_loader.NeighborLoader, "LinkNeighborLoader": link_loader.LinkNeighborLoader}[
-            kind
-        ]
-        self.loaders[number] = made(self.part, **arguments)
+        kinds = {"NeighborLoader": node_loader.NeighborLoader, "LinkNeighborLoader": link_loader.LinkNeighborLoader}
+        self.connects = False
+        try:
+            if "mistake" in message:
+                raise ValueError(message["mistake"])
+            part = self.parts.get(message["graph"])
+            if part is None:
+                raise ValueError(
+                    f"a storage rank does not serve {message['root']}; load this graph there too, and pass all graphs to salientpp.serve"
+                )
+            arguments = {name: _of_json(value) for name, value in message["arguments"].items()}
+            self.loaders[message["number"]] = kinds[message["loader"]](part, **arguments)
+        except Exception as error:
+            if self.connects:
+                raise
+            Comm.create(None, error=error)  # tells the ranks that train, and raises the error
 
     def _begin(self, loader: Any, message: dict[str, Any]) -> None:
         place, planning = loader._bookmark, loader._planning
@@ -227,31 +258,28 @@ class _Storage:
                 raise failure
 
 
-def _arguments(sent: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _of_json(value) for name, value in sent.items()}
-
-
-def serve(part: PartitionedGraph) -> None:
+def serve(*parts: PartitionedGraph) -> None:
     """Answers the ranks that train, on a rank that only stores. Returns when their scripts have ended.
 
     The rank needs to know nothing of the loaders: the ranks that train make and drop any number of them, in any order.
 
     Args:
-        part: result of :func:`load` with ``storage_ranks``.
+        parts: results of :func:`load` with the same ``storage_ranks``, one for each graph of the job.
 
     Raises:
-        ValueError: this rank trains.
+        ValueError: this rank trains, or there is no graph.
         RankFailure: a rank that trains failed or is gone.
     """
-    if not isinstance(part, PartitionedGraph) or not part.stores:
+    if not parts or not all(isinstance(part, PartitionedGraph) and part.stores for part in parts):
         raise ValueError(
             "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.stores is True"
         )
-    storage = _Storage(part)
-    token = _is_serving.set(True)
+    storage = _Storage({part.fingerprint: part for part in parts})
+    token, roles = _serving.set(storage), Roles.of_job(parts[0].num_storage_ranks)
     try:
-        for message in Roles.of_job(part.num_storage_ranks).messages(storage.look):
+        for message in roles.messages(storage.look):
             storage.follow(message)
     finally:
-        _is_serving.reset(token)
+        _serving.reset(token)
+        roles.leave()
         storage.loaders.clear()

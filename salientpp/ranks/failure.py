@@ -139,7 +139,7 @@ class FailureNotes:
         return f"{self.key}/read/{rank}"
 
     def _early_end(self) -> str | None:
-        words = None if threading.main_thread().is_alive() else _script_error()
+        words = None if threading.main_thread().is_alive() else script_error()
         return None if words is None else f"rank {self.rank} ended early: {words}"
 
     def _stay(self, until: float) -> None:
@@ -168,7 +168,7 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
 
 
-def _script_error() -> str | None:
+def script_error() -> str | None:
     """Returns the error by which the main thread ended, or None."""
     error = getattr(sys, "last_value", None)  # set when the interpreter has printed a traceback
     if error is not None:

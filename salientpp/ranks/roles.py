@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.failure import RankFailure, script_error
 from salientpp.ranks.greeting import is_hosted_here
 from salientpp.ranks.job_store import job_store
 from salientpp.ranks.members import default_group
@@ -83,6 +83,9 @@ class Roles:
     def _end(self) -> None:
         """Runs when the script of a rank that trains ends, for any reason. The host of the store stays until the storage ranks have ended."""
         with contextlib.suppress(RuntimeError):
+            words = script_error()
+            if words is not None:
+                self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
             self._store.add(f"{_PREFIX}/ended", 1)
             until = time.monotonic() + _STAY_SECONDS
             while is_hosted_here(self._store) and time.monotonic() < until:
@@ -117,10 +120,18 @@ class Roles:
                 if time.monotonic() - looked > _FAILURE_PAUSE:
                     look()
                     looked = time.monotonic()
-            self._store.add(f"{_PREFIX}/left", 1)
+            failure = f"{_PREFIX}/failure"
+            text = self._store.get(failure).decode() if self._store.check([failure]) else None
         except dist.DistError as error:
             if ended:
                 return  # the rank that hosts the store was the last to train
             raise RankFailure(
                 f"storage rank {self.rank} has lost the job's store, so the rank that hosted it has ended; look at the output of the ranks that train ({error})"
             ) from error
+        if text is not None:
+            raise RankFailure(text)
+
+    def leave(self) -> None:
+        """Lets the process that hosts the store end."""
+        with contextlib.suppress(RuntimeError):
+            self._store.add(f"{_PREFIX}/left", 1)
