@@ -30,6 +30,7 @@ from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.engine.spans import VARIABLE, SpanFile
+from salientpp.loader.announcement import Announced, announce
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
@@ -43,7 +44,6 @@ from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
 from salientpp.loader.pyg_arguments import SamplingOptions, check_names, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
-from salientpp.loader.serve import Announced, announce
 from salientpp.loader.values import Options
 from salientpp.loader.vertex_options import check_of_edges
 from salientpp.ranks.comm import Comm

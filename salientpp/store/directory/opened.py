@@ -85,7 +85,7 @@ class PartitionedGraph(PygNames):
         at = list(self.offsets)
         self.books = {type_.name: PartitionBook(type_.book.offsets[at]) for type_ in vertices}
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
-        self.num_storage_ranks = num_storage_ranks if whole is None else whole.num_storage_ranks
+        self.num_storage_ranks: int = num_storage_ranks if whole is None else whole.num_storage_ranks
         self._whole, self._is_made = whole, True
 
     @property
