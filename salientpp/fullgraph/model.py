@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
+from torch_geometric.nn.norm import BatchNorm
 
 from salientpp.fullgraph.agreement import facts_of
 from salientpp.fullgraph.edge_trials import EdgeTrials
@@ -179,6 +180,8 @@ class DistributedModel(torch.nn.Module):
                 yield from uncached(own)
             elif isinstance(module, _BatchNorm):
                 yield own, "forward", functools.partial(self._batch_norm, module)
+            elif isinstance(module, BatchNorm) and module.allow_single_element:
+                yield own, "allow_single_element", self.graph.num_vertices <= 1  # PyG asks for this rank's rows only
             elif (forward := corrected(module)) is not None:
                 yield own, "forward", forward
 

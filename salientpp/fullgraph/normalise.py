@@ -24,7 +24,9 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
     Args:
         is_again: True if the backward repeats a call, so that the norm's running statistics must not change again.
     """
-    if not norm.training and norm.running_mean is not None:
+    norm._check_input_dim(rows)
+    has_none = norm.running_mean is None and norm.running_var is None
+    if not (norm.training or has_none):  # torch reads existing statistics in evaluation, whatever `track_running_stats`
         return torch.nn.functional.batch_norm(
             rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
         )
@@ -32,26 +34,37 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
         raise ValueError(
             f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
         )
+    if norm.weight is not None and norm.weight.numel() != rows.size(1):  # one element would be broadcast
+        raise RuntimeError(f"weight should contain {rows.size(1)} elements not {norm.weight.numel()}")
     given = rows.dtype
     rows = rows.to(wide(given))
     own, number = rows[: graph.num_counted], graph.num_vertices
-    if number == 1 or (norm.training and not number):  # as torch, which says "when training" in evaluation too
+    if number == 1:  # as torch, which says "when training" in evaluation too
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
-    mean = total(own.sum(0), graph.averaging) / number
-    variance = total((own - mean).square().sum(0), graph.averaging) / number
-    if norm.training and not is_again and norm.running_mean is not None and norm.running_var is not None:
-        with torch.no_grad():
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.add_(1)
-            part = norm.momentum
-            if part is None:
-                part = 1.0 / float(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0.0
-            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), part)
-            norm.running_var.lerp_((variance * number / (number - 1)).to(norm.running_var.dtype), part)
+    mean = total(own.sum(0), graph.averaging) / max(1, number)
+    variance = total((own - mean).square().sum(0), graph.averaging) / max(1, number)
+    if norm.training and norm.track_running_stats and not is_again:
+        _track(norm, mean, variance, number)
     rows = (rows - mean) * (variance + norm.eps).rsqrt()
     if norm.weight is not None:
         rows = rows * norm.weight if norm.bias is None else rows * norm.weight + norm.bias
     return rows.to(given)
+
+
+@torch.no_grad()
+def _track(norm: _BatchNorm, mean: Tensor, variance: Tensor, number: int) -> None:
+    """Updates a norm's running statistics as torch does in training, by the ``mean`` [C] and ``variance`` [C] of ``number`` vertices."""
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    if (norm.running_mean is None) != (norm.running_var is None):
+        raise ValueError("running_mean and running_var must either both be None or neither be None")
+    if norm.running_mean is None or norm.running_var is None or not number:
+        return
+    part = norm.momentum
+    if part is None:
+        part = 1.0 / float(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0.0
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), part)
+    norm.running_var.lerp_((variance * number / (number - 1)).to(norm.running_var.dtype), part)
 
 
 class Helpers:

@@ -5,6 +5,7 @@ The table of layers is complete: every class of ``torch_geometric.nn.conv`` is e
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import distributed
@@ -165,6 +166,96 @@ def test_modules_that_read_further_vertices_are_refused_by_name(make, words):
 def test_norms_of_single_rows_and_of_batches_are_not_refused():
     model = Sequential(pyg.LayerNorm(F, mode="node"), pyg.BatchNorm(F), torch.nn.LayerNorm(F))
     assert list(refusals(model)) == []
+
+
+def without(norm: torch.nn.Module, *names: str) -> torch.nn.Module:
+    """Sets attributes to None; ``track_running_stats`` to False."""
+    for name in names:
+        setattr(norm, name, False if name == "track_running_stats" else None)
+    return norm
+
+
+#: Normalisations over all vertices. Those that are "not tracked any more" still have running statistics.
+BATCH_NORMS = {
+    "tracked": lambda: torch.nn.BatchNorm1d(F),
+    "not tracked": lambda: torch.nn.BatchNorm1d(F, track_running_stats=False),
+    "not tracked any more": lambda: without(torch.nn.BatchNorm1d(F), "track_running_stats"),
+    "cumulative": lambda: torch.nn.BatchNorm1d(F, momentum=None, affine=False, eps=0.1),
+    "cumulative, not tracked any more": lambda: without(torch.nn.BatchNorm1d(F, momentum=None), "track_running_stats"),
+    "cumulative, not counted": lambda: without(torch.nn.BatchNorm1d(F, momentum=None), "num_batches_tracked"),
+    "counted only": lambda: without(torch.nn.BatchNorm1d(F), "running_mean", "running_var"),
+    "single elements": lambda: pyg.BatchNorm(F, allow_single_element=True),
+    "groups": lambda: pyg.DiffGroupNorm(F, 2),
+}
+
+#: Normalisations that torch refuses to compute.
+WRONG_NORMS = {
+    "half a state": lambda: without(torch.nn.BatchNorm1d(F), "running_mean"),
+    "half a state, not tracked any more": lambda: without(
+        torch.nn.BatchNorm1d(F), "running_var", "track_running_stats"
+    ),
+    "one column": lambda: torch.nn.BatchNorm1d(1, track_running_stats=False),
+    "images": lambda: torch.nn.BatchNorm2d(F, track_running_stats=False),
+}
+
+
+def after_steps(model: torch.nn.Module, net: torch.nn.Module, x: torch.Tensor, own: Any, counted: Any) -> Any:
+    """Returns the error of two steps of training and one of evaluation; and the outputs, the gradients and the buffers.
+
+    Args:
+        own, counted: this rank's rows of the results, and the rows that the loss sums.
+    """
+    outputs, x = [], x.clone().requires_grad_()
+    try:
+        for trains in (True, True, False):
+            out = model.train(trains)(x)
+            out[counted].square().sum().backward()
+            outputs.append(out[own])
+    except (ValueError, RuntimeError) as error:
+        return str(error).partition(", got")[0], []
+    return "", [*outputs, x.grad[own], *gradients(net).values(), *net.buffers()]
+
+
+def normalised_otherwise(rank: int, size: int, names: list[str], offsets: list[list[int]]) -> list[str]:
+    """Describes the differences of normalisations from one process."""
+    wrong = []
+    for each in offsets:
+        draw = torch.Generator().manual_seed(1)
+        data = Data(
+            x=torch.randn(each[-1], F, generator=draw).double(), edge_index=torch.empty(2, 0, dtype=torch.int64)
+        )
+        for name in names:
+            part = local(data, offsets=each, timeout=distributed.NEVER)  # after an error, ranks need another
+            torch.manual_seed(3)
+            alone = Sequential(Linear(F, F), (BATCH_NORMS | WRONG_NORMS)[name](), Linear(F, F)).double()
+            mine = copy.deepcopy(alone)
+            error, expected = after_steps(alone, alone, data.x, part.n_id, slice(None))
+            assert bool(error) == (name in WRONG_NORMS or (each[-1] == 1 and name != "single elements"))
+            own = slice(part.n_id.numel())  # a rank without vertices has a row too
+            found = after_steps(distribute(mine, part), mine, part.x, own, own)
+            try:
+                assert found[0] == error
+                torch.testing.assert_close(found[1], expected, rtol=1e-10, atol=1e-10)
+            except AssertionError as difference:
+                wrong.append(f"{name} with {each} on rank {rank} of {size}: {difference}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("size", "names", "offsets"),
+    [
+        (1, [*BATCH_NORMS], [[0, 12], [0, 1], [0, 0]]),
+        (2, [*BATCH_NORMS], [[0, 1, 3], [0, 0, 12], [0, 0, 0]]),
+        (2, [*WRONG_NORMS], [[0, 1, 3]]),
+        *rare(
+            (2, [*BATCH_NORMS], [[0, 7, 12], [0, 0, 2], [0, 1, 2], [0, 0, 1]]), (4, [*BATCH_NORMS], [[0, 0, 1, 3, 5]])
+        ),
+    ],
+    ids=words_of,
+)
+def test_batch_normalisation_equals_the_whole_graph_in_each_setting(size, names, offsets):
+    wrong = distributed.run(normalised_otherwise, size, size, names, offsets)
+    assert [words for each in wrong for words in each] == []
 
 
 def errors_over_one_vertex(rank: int, size: int, trains: bool, tracks: bool) -> list[str]:

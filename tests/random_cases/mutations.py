@@ -101,7 +101,7 @@ MUTATIONS = [
     Mutation("inferred", "layerwise/normalisation.py", "weight = factor[edge_index[0]] * weight * factor[edge_index[1]]", "weight = factor[edge_index[1]] * weight * factor[edge_index[1]]"),
     Mutation("inferred", "layerwise/products.py", "return before[indptr], place[is_inside] - begin", "return before[indptr], place[is_inside]"),
     Mutation("distributed", "fullgraph/normalise.py", "return index, root[index[0]] * weight * root[index[1]]", "return index, root[index[1]] * weight * root[index[1]]"),
-    Mutation("distributed", "fullgraph/normalise.py", "variance = total((own - mean).square().sum(0), graph.averaging) / number", "variance = total((own - own.mean(0)).square().sum(0), graph.averaging) / number"),
+    Mutation("distributed", "fullgraph/normalise.py", "variance = total((own - mean).square().sum(0), graph.averaging)", "variance = total((own - own.mean(0)).square().sum(0), graph.averaging)"),
     Mutation("distributed", "fullgraph/product.py", "    is_needed = depths[target] > hop.level\n", "    is_needed = depths[target] > hop.level + 1\n"),
 ]  # fmt: skip
 
