@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import GRAPH_NORMS, ORDERED_AGGREGATIONS, layer_of, name_of, overridden_callers
@@ -54,6 +55,9 @@ _REFUSED_MODULES: Mapping[str, str] = {
     **dict.fromkeys(["TopKPooling", "SAGPooling", "EdgePooling", "ASAPooling", "PANPooling", "MemPooling"], _WHOLE),
 }
 
+#: Forwards of batch normalisation that a rank replaces.
+_FORWARDS = torch.nn.BatchNorm1d.forward, torch.nn.SyncBatchNorm.forward
+
 
 def refusals(model: torch.nn.Module) -> Iterator[str]:
     """Yields a text for each module that keeps a model from being distributed: its name, and the reason."""
@@ -67,6 +71,11 @@ def refusals(model: torch.nn.Module) -> Iterator[str]:
             yield f"{name_of(module, path)} {reason}"
 
 
+def _pyg_classes(kind: type) -> list[str]:
+    """Returns the names of a class and its bases, as far as they belong to PyG."""
+    return [base.__name__ for base in kind.__mro__ if base.__module__.startswith("torch_geometric.")]
+
+
 def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
     is_pyg = type(module).__module__.startswith("torch_geometric.")
     is_compiled = kind == "OptimizedModule" or module._compiled_call_impl is not None
@@ -74,10 +83,13 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
         return "is compiled, and compiled layers cannot exchange rows; distribute the model without torch.compile"
     if kind in REFUSED and type(module).__module__.startswith("torch_geometric.nn.conv"):
         return REFUSED[kind]
-    if kind in _REFUSED_MODULES and is_pyg:
-        return _REFUSED_MODULES[kind]
-    if is_pyg and kind == "LayerNorm" and getattr(module, "mode", "node") != "node":
-        return f"{_WHOLE}; mode='node' does not"
+    for base in _pyg_classes(type(module)):
+        if base in _REFUSED_MODULES:
+            return _REFUSED_MODULES[base]
+        if base == "LayerNorm" and getattr(module, "mode", "node") != "node":
+            return f"{_WHOLE}; mode='node' does not"
+    if isinstance(module, _BatchNorm) and (type(module).forward not in _FORWARDS or "forward" in vars(module)):
+        return "has a forward() of its own, which would normalise the rows of one rank only; call a torch.nn.BatchNorm1d inside another module instead"
     if kind in ORDERED_AGGREGATIONS and is_pyg:
         return "depends on the order of the edges into a vertex, which a partition does not keep"
     if is_pyg and ".aggr." in type(module).__module__ and not is_inside:

@@ -113,7 +113,7 @@ LAYERS: Mapping[str, Layer] = {
 
 
 #: Modules of PyG that normalise over all rows of a graph.
-GRAPH_NORMS = ("GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm")
+GRAPH_NORMS = ("GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtractionNorm", "GraphSizeNorm")
 
 #: Aggregations of PyG that depend on the order of the edges into a target.
 ORDERED_AGGREGATIONS = ("LSTMAggregation", "GRUAggregation")

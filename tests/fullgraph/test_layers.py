@@ -145,6 +145,21 @@ def test_every_layer_of_pyg_is_compared_or_refused():
     assert set(pyg.conv.classes) - {"MessagePassing"} == known | set(REFUSED)
 
 
+class Scaled(pyg.GraphSizeNorm):
+    """Subclass that changes nothing."""
+
+
+class Doubled(torch.nn.BatchNorm1d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def with_forward(norm: torch.nn.Module) -> torch.nn.Module:
+    inherited = norm.forward
+    norm.forward = lambda x: 2 * inherited(x)
+    return norm
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -155,6 +170,13 @@ def test_every_layer_of_pyg_is_compared_or_refused():
         (lambda: pyg.SAGEConv(F, H, "lstm"), "depends on the order of the edges"),
         (lambda: pyg.SAGEConv(F, H, flow="target_to_source"), "flow='target_to_source'"),
         (lambda: pyg.SuperGATConv(F, H), "it works in evaluation"),
+        (lambda: pyg.MeanSubtractionNorm(), "MeanSubtractionNorm looks at all vertices of the graph at once"),
+        (lambda: Scaled(), "Scaled looks at all vertices of the graph at once"),
+        (
+            lambda: Doubled(F),
+            r"Doubled has a forward\(\) of its own, which would normalise .*; call a torch.nn.BatchNorm1d",
+        ),
+        (lambda: with_forward(torch.nn.BatchNorm1d(F)), r"BatchNorm1d has a forward\(\) of its own"),
         (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once if used outside"),
     ],
 )
