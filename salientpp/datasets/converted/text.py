@@ -159,7 +159,7 @@ def _overflows(letters: np.ndarray, begins: np.ndarray, values: np.ndarray) -> b
     """
     suspects = values == np.iinfo(np.int64).max if values.dtype.kind == "i" else np.isinf(values)
     for at in np.flatnonzero(suspects).tolist():
-        token = letters[begins[at] :].tobytes()[:64].split(maxsplit=1)[0].decode("latin-1")
+        token = letters[begins[at] : begins[at] + 64].tobytes().split(maxsplit=1)[0].decode("latin-1")
         is_same = int(token) == int(values[at]) if values.dtype.kind == "i" else token.strip("+-").isalpha()
         if not is_same:
             return True
