@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import time
 import weakref
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from salientpp.metrics.series import HasMetrics, Reader, all_series
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Prefix of the names of instruments, and of the names of attributes.
 PREFIX, ATTRIBUTES = "salientpp.loader.", "salientpp."
+
+#: Seconds for which numbers serve the instruments of one export.
+MAX_AGE = 1.0
 
 _log = logging.getLogger(__name__)
 _lock = Lock()
@@ -62,41 +66,58 @@ def otel(loader: HasMetrics, meter: Meter | None = None, name: str | None = None
 
 @functools.cache
 def _global_meter() -> Meter:
-    """Returns the same meter of the global provider at every call.
-
-    Before the user sets a provider, each call of OpenTelemetry's ``get_meter`` makes a new meter. The SDK would later ignore instruments with names that
-    another of these meters has.
-    """
+    """Returns one meter of the global provider. Before a provider is set, each would be another, whose instruments the SDK ignores later."""
     from opentelemetry import metrics
 
     return metrics.get_meter("salientpp", own_version())
 
 
-def _create(meter: Meter, readers: dict[str, Reader]) -> None:
-    """Makes the instruments of a meter. Each observes all loaders, because an SDK ignores a second instrument of the same name."""
-    for name, metric in all_series().items():
-        create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-        create(f"{PREFIX}{name}", callbacks=[_observing(name, readers)], unit=metric.unit, description=metric.text)
+class _Readings:
+    """Numbers of all loaders of a meter. Each export reads them once, so that it has numbers of one moment.
 
+    An export calls the callback of each instrument once. So a callback that comes again begins another export.
+    """
 
-def _observing(name: str, readers: dict[str, Reader]) -> Callable[[Any], Iterable[Observation]]:
-    """Returns a callback that observes one number of all loaders."""
-    from opentelemetry.metrics import Observation
+    def __init__(self, readers: dict[str, Reader]) -> None:
+        self._readers = readers
+        self._lock = Lock()
+        self._observed: set[str] = set()
+        self._read_at = -math.inf
+        self._found: dict[str, list[Observation]] = {}
 
-    def observe(options: Any) -> Iterable[Observation]:
-        found = []
-        for reader in list(readers.values()):
+    def of(self, name: str, options: Any = None) -> list[Observation]:
+        """Returns the observations of an instrument, which calls this once in each export."""
+        with self._lock:
+            if name in self._observed or time.monotonic() - self._read_at > MAX_AGE:
+                self._observed.clear()
+                self._found = self._read()
+                self._read_at = time.monotonic()
+            self._observed.add(name)
+            return self._found.get(name, [])
+
+    def _read(self) -> dict[str, list[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        found: dict[str, list[Observation]] = {}
+        for reader in list(self._readers.values()):
             try:
                 rank, values = reader.read()
             except Exception:  # an exporter may stop for good
-                _log.warning("salientpp.metrics.otel could not read %s of loader %s", name, reader.name, exc_info=True)
+                _log.warning(
+                    "salientpp.metrics.otel could not read the numbers of loader %s", reader.name, exc_info=True
+                )
                 continue
             shared: dict[str, str | int] = {f"{ATTRIBUTES}rank": rank, f"{ATTRIBUTES}loader": reader.name}
-            found += [
-                Observation(number, {**shared, **{f"{ATTRIBUTES}{label}": word for label, word in series.labels}})
-                for series, number in values
-                if series.name == name
-            ]
+            for series, number in values:
+                labels = {f"{ATTRIBUTES}{label}": word for label, word in series.labels}
+                found.setdefault(series.name, []).append(Observation(number, {**shared, **labels}))
         return found
 
-    return observe
+
+def _create(meter: Meter, readers: dict[str, Reader]) -> None:
+    """Makes the instruments of a meter. An SDK ignores a second instrument of the same name, so each of these observes all loaders."""
+    readings = _Readings(readers)
+    for name, metric in all_series().items():
+        create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+        callback = functools.partial(readings.of, name)
+        create(f"{PREFIX}{name}", callbacks=[callback], unit=metric.unit, description=metric.text)

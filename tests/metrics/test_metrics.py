@@ -262,6 +262,34 @@ def test_a_loader_that_is_gone_or_broken_breaks_no_exporter(caplog):
     assert there() is None and both["read"]() == {}
 
 
+def test_an_export_has_numbers_of_one_moment():
+    class Running(Fake):
+        """Loader whose numbers change whenever they are read."""
+
+        def stats(self) -> SimpleNamespace:
+            for name in ("batches", "seconds"):
+                self.numbers[name] += 1.0
+            return super().stats()
+
+    both = Running(batches=0.0, seconds=0.0), Running(batches=0.0, seconds=0.0)
+    exporter = observed(*both)
+    for number in (1.0, 2.0, 3.0):
+        found = exporter["read"]()
+        for name in ("batches", "seconds"):
+            assert [*found[f"salientpp.loader.{name}"][0].values()] == [number] * 2
+
+
+def test_numbers_of_an_earlier_export_are_not_kept_for_other_instruments(monkeypatch):
+    pytest.importorskip("opentelemetry.metrics")
+    reader = Reader(fake := Fake())
+    readings = instruments._Readings({reader.name: reader})
+    assert readings.of("batches")[0].value == 10.0
+    fake.numbers["seconds"] = 4.0
+    assert readings.of("seconds")[0].value == 2.0
+    monkeypatch.setattr(instruments, "MAX_AGE", -1.0)
+    assert readings.of("recent.batches")[0].value == 8.0 and readings.of("seconds")[0].value == 4.0
+
+
 def test_the_global_meter_provider_is_the_default(monkeypatch):
     api = pytest.importorskip("opentelemetry.metrics")
     made = []
