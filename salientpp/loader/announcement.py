@@ -81,16 +81,18 @@ class Announced:
         })  # fmt: skip
 
 
-def announce(loader: Any, part: PartitionedGraph, options: Options, arguments: Mapping[str, Any]) -> Announced | None:
-    """Tells the storage ranks that a loader is made. Returns None on a storage rank.
+def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Mapping[str, Any]) -> Announced | None:
+    """Tells the storage ranks of a graph that a loader is made. Returns None without such ranks, and on a storage rank.
 
     Args:
-        options: the package's options, as given.
-        arguments: all other arguments, by name.
+        part: the loader's data.
+        sampling, options, kwargs: the loader's arguments, as given. The loader itself has those that name seeds.
 
     Raises:
         ValueError: this rank stores.
     """
+    if not isinstance(part, PartitionedGraph) or not part.num_storage_ranks:
+        return None
     made_here = following.get()
     if made_here is not None:
         made_here.connects = True
@@ -106,6 +108,8 @@ def announce(loader: Any, part: PartitionedGraph, options: Options, arguments: M
     message = {"do": "make", "number": found.number, "graph": part.fingerprint, "root": str(part.root)}
     try:
         kind = next(base.__name__ for base in type(loader).__mro__ if base.__module__.startswith("salientpp.loader."))
+        of_draws = {name: value for name, value in vars(sampling).items() if name not in OPTIONS}
+        arguments = {**of_draws, **kwargs, **loader._seeds_given()}
         roles.post({**message, "loader": kind, "arguments": _sent(options, arguments)})
     except ValueError as error:
         found.mistake = error

@@ -25,12 +25,11 @@ from salientpp.engine.drawing.divided import divide
 from salientpp.engine.drawing.on_device import check_device, draw_on_device
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.producer import ByHand
-from salientpp.engine.run import Run
 from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.engine.spans import VARIABLE, SpanFile
-from salientpp.loader.announcement import Announced, announce
+from salientpp.loader.announcement import announce
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
@@ -38,7 +37,6 @@ from salientpp.loader.description import description_of, measured_together
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.hosts import agree_on_hosts
 from salientpp.loader.metrics import Measured
-from salientpp.loader.options import OPTIONS
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
@@ -85,9 +83,8 @@ class BatchLoader(PlannedLoader):
         # PyG ignores these two as well: Lightning passes on whatever it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
-        self._announced = self._announce(data, sampling, options, kwargs)
-        mistake = None if self._announced is None else self._announced.mistake
-        comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options, mistake)
+        self._announced = announce(self, data, sampling, options, kwargs)
+        comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options, self._announced)
         self._hosts: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
             given = options.ranks_per_host, as_integer(options.logical_ranks) or 0, bool(sources_in(options.columns))
@@ -114,20 +111,6 @@ class BatchLoader(PlannedLoader):
         if comm.size > 1:  # a rank without batches waits for no other later, so it hears here of another's error
             comm.gather_numbers([0])
         comm.seconds_waited = 0.0
-
-    def _announce(
-        self, data: Any, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]
-    ) -> Announced | None:
-        """Tells the storage ranks of the graph, if it has some, to make this loader too."""
-        if not isinstance(data, PartitionedGraph) or not data.num_storage_ranks:
-            return None
-        of_draws = {name: value for name, value in vars(sampling).items() if name not in OPTIONS}
-        return announce(self, data, options, {**of_draws, **kwargs, **self._seeds_given()})
-
-    def _begin_epoch(self) -> Run:
-        if self._announced is not None:
-            self._announced.begin_epoch(self)
-        return super()._begin_epoch()
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """Opens the data and checks the arguments, without other ranks. Raises an error for a wrong argument."""
@@ -256,10 +239,6 @@ class BatchLoader(PlannedLoader):
         return open_partition(connected, sampler, make_seeds(connected, sampler), **own)
 
     # Differences between loaders of vertices and of edges.
-
-    def _seeds_given(self) -> dict[str, Any]:
-        """Returns the arguments that say which seeds there are, by name."""
-        raise NotImplementedError
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         """Opens ``data`` as the source of batches, with this loader's seeds and sampler. Subclasses implement it."""

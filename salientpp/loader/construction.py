@@ -15,6 +15,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.spans import VARIABLE
 from salientpp.engine.way import Way
+from salientpp.loader.announcement import Announced
 from salientpp.loader.values import Options
 from salientpp.ops import return_freed_memory
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
@@ -32,7 +33,7 @@ Out = TypeVar("Out")
 
 
 def connect(
-    data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options, mistake: ValueError | None = None
+    data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options, announced: Announced | None = None
 ) -> tuple[Comm, torch.device]:
     """Returns the communicator of the ranks that construct a loader together, and the device of its batches.
 
@@ -41,7 +42,7 @@ def connect(
     Args:
         kinds: types that ``data`` may have, besides a pair of stores.
         kinds_in_words: the same types, as the error names them.
-        mistake: a mistake that was found before. It is raised here, after the other ranks were told.
+        announced: what the storage ranks were told of the loader. Its mistake is raised here, after all ranks were told.
 
     Raises:
         ValueError, TypeError: the data has another type, or the device or time-out is wrong.
@@ -58,6 +59,7 @@ def connect(
         elif isinstance(data, PartitionedGraph):
             # Storage ranks need no accelerator, so rows travel between host memories.
             over_host = data.num_storage_ranks > 0
+            mistake = None if announced is None else announced.mistake
             group = options.process_group if mistake is None else None
             return Comm.create(group, timeout, device, error or mistake, over_host), device
         if error is not None:

@@ -283,10 +283,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         if perf_counter() - made < max_age and not all_ranks:
             return found
         found = self._measured.metrics(self.engine, self.memory_used)
-        if not all_ranks:
-            return found
-        number = self._bookmark.epochs.placement.num_trainers if isinstance(self.data, PartitionedGraph) else 1
-        return found | self._measured.comparison(self.engine.basis.comm, found, number)
+        return found | self._measured.comparison(self.engine, found) if all_ranks else found
 
     @contextlib.contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:

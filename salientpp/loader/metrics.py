@@ -279,8 +279,8 @@ class Measured:
                 self.last = time.perf_counter(), found
                 return found
 
-    def comparison(self, comm: Comm, own: Mapping[str, float], number: int) -> dict[str, float]:
+    def comparison(self, engine: Engine, own: Mapping[str, float]) -> dict[str, float]:
         """Returns the numbers that compare the first ``number`` ranks of ``comm``. Collective among these ranks."""
         if self._comm is None:  # of its own, because a thread of the engine may be in a collective of an epoch
-            self._comm = comm.among([*range(number)])
+            self._comm = engine.basis.comm.among([*range(engine.basis.source.exchange.placement.num_trainers)])
         return compare_ranks(self._comm, own)

@@ -16,6 +16,7 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.run import Run
 from salientpp.engine.way import Way
+from salientpp.loader.announcement import Announced
 from salientpp.loader.construction import engine_together, free_working_memory, reported, ways_of
 from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.values import EXCLUDED, Options, is_given
@@ -167,6 +168,7 @@ class PlannedLoader(PaddedLoader):
     """Loader that makes its engine from options, some of which a plan may choose. A saved state carries the plan."""
 
     _planning: Planning | None
+    _announced: Announced | None = None
 
     @outside_inference
     def _make_engine(self, basis: Basis, options: Options, everyone: Sequence[Facts]) -> None:
@@ -228,6 +230,8 @@ class PlannedLoader(PaddedLoader):
         return super().cache
 
     def _begin_epoch(self) -> Run:
+        if self._announced is not None:
+            self._announced.begin_epoch(self)
         basis = self.engine.basis
         basis.comm.check_process()
         if self._planning is not None:

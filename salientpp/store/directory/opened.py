@@ -51,8 +51,7 @@ class PartitionedGraph(PygNames):
         row_books: per vertex type, the partition book of its rows. For a replicated type it has one part with all rows.
         offsets: for each part of this view, its first part on disk; then the number of parts on disk.
         whole: the view whose parts are the parts on disk.
-        num_storage_ranks: number of ranks, the last ones of the job, that hold the rows and visit no seeds; 0: every rank does both. The last part of a view
-            is then empty: ranks that train hold its rows, and ranks that store visit its seeds.
+        num_storage_ranks: number of ranks that only store, the last ones of the job. Views then end with an empty part, for ranks without rows or seeds.
     """
 
     def __init__(
@@ -82,8 +81,7 @@ class PartitionedGraph(PygNames):
         self.num_edges = sum(type_.num_edges for type_ in edges)
         self.offsets = tuple(offsets) or tuple(range(self.description.num_parts + 1))
         self.num_parts, self.part_id = len(self.offsets) - 1, part_id
-        at = list(self.offsets)
-        self.books = {type_.name: PartitionBook(type_.book.offsets[at]) for type_ in vertices}
+        self.books = {type_.name: PartitionBook(type_.book.offsets[list(self.offsets)]) for type_ in vertices}
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
         self.num_storage_ranks: int = num_storage_ranks if whole is None else whole.num_storage_ranks
         self._whole, self._is_made = whole, True
