@@ -21,6 +21,7 @@ from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
 from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
 from salientpp.store.directory.pyg_names import PygNames, attributes_in_words
+from salientpp.store.directory.roles import WithRoles
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.frames import with_tables
@@ -28,7 +29,7 @@ from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import Workload
 
 
-class PartitionedGraph(PygNames):
+class PartitionedGraph(PygNames, WithRoles):
     """A partitioned graph on disk, which loaders and users read for one of its parts.
 
     :func:`load` creates it. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may read
@@ -85,11 +86,6 @@ class PartitionedGraph(PygNames):
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
         self.num_storage_ranks: int = num_storage_ranks if whole is None else whole.num_storage_ranks
         self._whole, self._is_made = whole, True
-
-    @property
-    def stores(self) -> bool:
-        """True on a rank that only stores (``storage_ranks``). Its script calls :func:`salientpp.serve` instead of training."""
-        return self.num_storage_ranks > 0 and self.part_id == self.num_parts - 1
 
     @property
     def whole(self) -> PartitionedGraph:
