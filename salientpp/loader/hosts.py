@@ -36,6 +36,7 @@ def agree_on_hosts(
         return ()
     facts = {"own_rows": own_rows, "logical_ranks": [num_logical_ranks, cooperates]}
     sizes, everyone = sizes_of_hosts(comm, given, facts)
+    sizes = _divided(sizes, comm.size - part.num_storage_ranks)
     asked = everyone[0]["given"]
     # Different numbers raise an error later, when the arguments are compared.
     differ = any(theirs["logical_ranks"] != everyone[0]["logical_ranks"] for theirs in everyone)
@@ -65,6 +66,14 @@ def agree_on_hosts(
             stacklevel=4,
         )
     return ()
+
+
+def _divided(sizes: Sequence[int], at: int) -> tuple[int, ...]:
+    """Divides a host whose ranks stand on both sides of rank ``at``, because ranks that train and ranks that store share nothing."""
+    found = []
+    for first, end in pairwise([0, *accumulate(sizes)]):
+        found += [at - first, end - at] if first < at < end else [end - first]
+    return tuple(found)
 
 
 def _trouble(

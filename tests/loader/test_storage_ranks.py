@@ -104,6 +104,7 @@ def _planned(rank: int, root: Path, form: str, storage: int) -> list[Any]:
         {"memory": "4kB"},
         {"memory": "4kB", "policy": "degree"},
         {"replication_factor": "4kB", "lookahead": 4},
+        {"memory": "4kB", "ranks_per_host": 2 + storage},
     ):
         loader = make(root, CASES["three hops"], form, storage_ranks=storage, **options)
         epochs = [epoch_of(loader) for _ in range(2)]
