@@ -26,7 +26,7 @@ from torch_geometric.nn import GAT, GraphSAGE
 import salientpp
 from salientpp.datasets import load_dataset
 from salientpp.fullgraph import distribute, local, loss_mean
-from salientpp.fullgraph.recompute import return_freed_blocks
+from salientpp.ops import return_freed_blocks
 
 MODELS = ("GraphSAGE, 14 layers", "GAT, 3 layers")
 

@@ -13,8 +13,8 @@ take turns:
 
 Measurements:
 
-* Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the same seeds; each draws its own
-  neighbours. Medians of rounds.
+* Steps: forward, backward and Adam on a batch that was drawn before. All loaders have the same seeds; each draws its own neighbours. Medians of rounds. A
+  trimmed model makes the process keep freed memory, so its timed step follows another one. Other contenders begin after the kept memory was returned.
 * Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, of which the first is warm-up. Figures are medians
   of the turns' means. Waiting is the time inside ``next()``.
 * Peak memory: the rise of the process's resident bytes during one step (Linux).
@@ -56,6 +56,7 @@ from torch_geometric.utils import trim_to_layer
 import salientpp
 import salientpp.nn
 from salientpp.datasets import load_dataset
+from salientpp.ops import keep_freed_blocks
 
 HEADS = 4
 REAL = ["facebook_pages", "debian_full"]
@@ -268,6 +269,15 @@ class Trainee:
         self.optimizer.step()
         return loss.item()
 
+    def take_turn(self) -> None:
+        """Lets the process keep freed memory if this contender's own code does that, and returns what others have kept."""
+        keep_freed_blocks(False)
+        keep_freed_blocks(self.keeps_memory)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.contender.prepare is salientpp.nn.trim
+
 
 # --- measurements -------------------------------------------------------------------------------------------
 
@@ -319,6 +329,7 @@ def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]
         contender, batch = trainee.contender, batches[trainee.contender.loader]
         trainee.optimizer.zero_grad()
         gc.collect()
+        trainee.take_turn()
         reset_peak()
         before = resident_bytes()
         loss = trainee.step(batch)
@@ -340,6 +351,9 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) ->
     times = {}
     first %= len(trainees)
     for trainee in trainees[first:] + trainees[:first]:
+        trainee.take_turn()
+        if trainee.keeps_memory:  # as after the other steps of an epoch
+            trainee.step(batches[trainee.contender.loader])
         started = time.perf_counter()
         trainee.step(batches[trainee.contender.loader])
         times[trainee.contender.name] = time.perf_counter() - started
@@ -348,6 +362,7 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) ->
 
 def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, float]:
     """Returns the mean seconds of a batch after the first, and the seconds of these spent inside ``next()``."""
+    trainee.take_turn()
     seconds, waited, iterator = 0.0, 0.0, iter(loader)
     taken = min(batches + 1, len(loader))
     for number in range(taken):

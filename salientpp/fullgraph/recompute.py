@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import inspect
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,20 +26,13 @@ from salientpp.fullgraph.pieces import EdgeCall, propagated, unchanged
 from salientpp.fullgraph.rows_file import RowsFile
 from salientpp.nn.layers import EDGE_ATTENTION, Replaced, name_of
 from salientpp.nn.undo import runs_in
+from salientpp.ops import end_return_of_freed_blocks, return_freed_blocks
 
 #: Values of ``recompute`` in :func:`salientpp.distribute`.
 KINDS = ("layers",)
 
 #: Argument of attention layers that asks for a row for each edge.
 _ASKS_FOR_EDGES = "return_attention_weights"
-
-
-#: Option of ``mallopt`` for the smallest block that has pages of its own (malloc.h of the GNU C library).
-_OWN_PAGES = -3
-
-#: Values of this option, in bytes: while some model computes layers again, and afterwards. By default, glibc adapts the value to the blocks that a process
-#: frees. Setting the option ends the adaptation. So the second value is the largest that glibc itself reaches.
-_SMALLEST, _USUAL = 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +130,7 @@ class Recompute:
         if self.kind is None:
             return
         return_freed_blocks()
-        weakref.finalize(self, keep_freed_blocks).atexit = False
+        weakref.finalize(self, end_return_of_freed_blocks).atexit = False
 
     @property
     def is_again(self) -> bool:
@@ -219,39 +210,6 @@ class Recompute:
         """
         if self._call is None and runs_in([torch_checkpoint.__file__]):
             _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
-
-
-#: Number of calls of :func:`return_freed_blocks` that no :func:`keep_freed_blocks` has ended, and its lock. The lock is reentrant, because a garbage
-#: collection may call the second function within the first.
-_asking, _counting = 0, threading.RLock()
-
-
-def return_freed_blocks() -> None:
-    """Makes the C library return freed large blocks to the system, until :func:`keep_freed_blocks` is called as often.
-
-    By default glibc keeps freed blocks of up to 32 MiB for later use. Tensors of other sizes then fragment these
-    blocks: a 14-layer model took 3 times its tensors' bytes.
-    """
-    global _asking
-    with _counting:
-        _asking += 1
-        _set_own_pages(_SMALLEST)
-
-
-def keep_freed_blocks() -> None:
-    """Ends the effect of one call of :func:`return_freed_blocks`. After the last one, freed blocks are kept again."""
-    global _asking
-    with _counting:
-        _asking -= 1
-        if not _asking:
-            _set_own_pages(_USUAL)
-
-
-def _set_own_pages(smallest: int) -> None:
-    """Sets the size in bytes from which the C library gives a block its own pages. It returns these to the system when the block is freed."""
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        set_option(_OWN_PAGES, smallest)
 
 
 def _asks_for_edges(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

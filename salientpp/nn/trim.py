@@ -31,6 +31,7 @@ from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import TrimmedRun
 from salientpp.nn.trace import TrimPlan
 from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks, has_other_modes
+from salientpp.ops import keep_freed_blocks
 from salientpp.sampling.hops import Hops, demand
 from salientpp.suggestions import suggest_arguments
 
@@ -221,8 +222,10 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         _begin(trimmed, frame)
         planned = trimmed.plans.get(key)
         if planned is None or has_changed or planned.is_due:
+            keep_freed_blocks(False)  # the plain model's tables have other sizes
             trial = CheckedCall(model, hops, args, kwargs, lambda plan: TrimmedRun(model, plan, hops, frame))
             planned = _planned(trial, trimmed, key, has_changed, frame)
+            keep_freed_blocks(True)  # each step makes about the same tables
         planned.calls += 1
         may_repeat = planned.plan is not None and planned.functions is not None
         before = Before(model, planned, attributes, parameters, (args, kwargs)) if may_repeat else None

@@ -10,7 +10,14 @@ neighbours of a vertex.
 
 # ruff: noqa: F401 (every function can be imported from here)
 from salientpp.ops.graph import check_csc, csc_from_coo, is_symmetric, transpose_csc
-from salientpp.ops.memory import bytes_of, return_freed_memory, use_huge_pages
+from salientpp.ops.memory import (
+    bytes_of,
+    end_return_of_freed_blocks,
+    keep_freed_blocks,
+    return_freed_blocks,
+    return_freed_memory,
+    use_huge_pages,
+)
 from salientpp.ops.nn import (
     add_self_loops,
     additive_scores,

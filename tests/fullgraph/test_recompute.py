@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import errno
 import gc
 import os
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from fullgraph_training import data_of, network, train, train_alone
+from own_pages import has_own_pages, needs_counts_of_blocks
 from rare import rare
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -505,25 +505,6 @@ def test_a_forward_has_several_backwards_and_no_second_derivative(kind, tmp_path
         assert all("second derivatives of a distributed model are not supported" in text for text in texts), texts
 
 
-class Blocks(ctypes.Structure):
-    """Result of ``mallinfo2``. ``hblks`` is the number of blocks that have pages of their own."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *"abcdef")]
-
-
-def has_own_pages(number: int) -> bool:
-    """Returns True if the C library gives a block of ``number`` bytes pages of its own."""
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype, library.malloc.restype = Blocks, ctypes.c_void_p
-    library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    before = library.mallinfo2().hblks
-    block = library.malloc(number)
-    after = library.mallinfo2().hblks
-    library.free(block)
-    return after > before
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 def _have_own_pages(rank: int) -> list[bool]:
     """Tells whether large blocks have pages of their own while a model lives, and after its end."""
     os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
@@ -540,6 +521,7 @@ def _have_own_pages(rank: int) -> list[bool]:
     return found
 
 
+@needs_counts_of_blocks
 def test_freed_blocks_return_to_the_system_only_while_a_model_needs_it():
     # In a process of its own, because models of other tests may still live in this one.
     assert distributed.run(_have_own_pages, 1) == [[True, False, True, False]]
