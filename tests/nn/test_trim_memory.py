@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import statistics
+import sys
 from typing import Any
 
 import distributed
@@ -12,7 +13,7 @@ import torch
 import torch_geometric.nn as pyg
 from own_pages import has_own_pages, needs_counts_of_blocks
 from torch import nn
-from trimmed import batch_of
+from trimmed import batch_of, graph, network
 
 import salientpp
 from salientpp import ops
@@ -95,3 +96,15 @@ def test_blocks_of_a_comparison_return_to_the_system():
     [found] = distributed.run(_own_pages_in_comparisons, 1)
     *compared, own, after, other, end = found
     assert compared and all(compared) and not any((own, after, other, end)), found
+
+
+def test_freed_memory_returns_to_the_system_every_eight_calls(monkeypatch):
+    """Batches differ in size, so that kept blocks fit fewer and fewer tables."""
+    made: list[int] = []
+    returned: list[int] = []
+    model, batch = salientpp.nn.trim(network()), batch_of(graph())
+    monkeypatch.setattr(sys.modules["salientpp.nn.trim"], "return_freed_memory", lambda: returned.append(len(made)))
+    for number in range(1, 27):
+        made.append(number)
+        model(batch.x, batch.edge_index)
+    assert returned == [9, 17, 25]
