@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from salientpp.nn.dense_products import add_products
 from salientpp.nn.unchanged import is_plain
 
 
@@ -29,8 +30,7 @@ def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
         x: [S, F].
         sums: function that adds up rows of sources [S, F] to rows of targets [T, F].
     """
-    out = conv.lin(sums(x))
-    return out if conv.bias is None else out + conv.bias
+    return add_products(conv.bias, (sums(x), conv.lin.weight))
 
 
 def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
@@ -42,13 +42,13 @@ def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
 
 
 def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Tensor]], Tensor]) -> Tensor:
-    """Computes SAGEConv without a table for the sum of its two products: the second one is added in place.
+    """Computes SAGEConv without a table for the sum of its two products.
 
     Args:
         x: rows of sources [S, F] and of targets [T, F'].
         means: function from ``x`` to the means of the sources' rows for each target, [T, F].
     """
-    out = conv.lin_l(means(x)).addmm_(x[1], conv.lin_r.weight.t())
+    out = add_products(conv.lin_l.bias, (means(x), conv.lin_l.weight), (x[1], conv.lin_r.weight))
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
@@ -62,7 +62,7 @@ def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Ten
     heads, columns = conv.heads, conv.out_channels
     weight = conv.lin.weight.view(heads, columns, -1)
     by_source, by_target = ((weight * att.view(heads, columns, 1)).sum(1).t() for att in (conv.att_src, conv.att_dst))
-    rows = conv.lin(x[0]).view(-1, heads, columns)
+    rows = add_products(None, (x[0], conv.lin.weight)).view(-1, heads, columns)
     out = attend(rows, (x[0] @ by_source, x[1] @ by_target))
     out = out.flatten(1) if conv.concat else out.mean(dim=1)
     if conv.res is not None:
