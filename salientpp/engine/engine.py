@@ -17,6 +17,7 @@ from torch import Tensor
 from salientpp.engine.basis import Basis
 from salientpp.engine.counters import Counters
 from salientpp.engine.direct import Direct
+from salientpp.engine.epochs import Draws
 from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
 from salientpp.engine.run import Run
@@ -52,6 +53,7 @@ class Engine:
         self._topology = self.producer.builder.held  # contents of the data that the graph was read from
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._run: Run | None = None  # the epoch begun last
+        self.on_open: Callable[[Draws, Resume | None], None] | None = None  # :attr:`Run.on_open` of later epochs
         self.reset()
 
     def way(self, kind: type[Any]) -> Any:
@@ -84,6 +86,7 @@ class Engine:
                 for way in self.ways:
                     way.begin_epoch()
                 self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
+                run.on_open = self.on_open or run.on_open
                 self._runs.add(run)
                 self.counters.begin(run.times)
         if begun is not None:
@@ -188,6 +191,11 @@ class Engine:
         self.counters.reset()
         for way in self.ways:
             way.reset_counts()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if an epoch has begun, and another rank may request something in it."""
+        return self._run is not None and not self._run.is_gone
 
     @property
     def queued(self) -> tuple[int, int]:

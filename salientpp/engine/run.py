@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 from typing_extensions import Self
 
 from salientpp.engine.counters import MOST_TIMES, Counters, EpochTimes
-from salientpp.engine.epochs import TurnsOfEpoch
+from salientpp.engine.epochs import Draws, TurnsOfEpoch
 from salientpp.engine.pipeline import Pipeline, StageError
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.request import Request
@@ -62,13 +62,12 @@ class Run:
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
         self._first = 0 if resume is None else resume.batches  # first batch to deliver
-        # Numbers of batches handed to the sampling threads, and of batches that entered the pipeline.
-        self._requested = self._placed = self._first
-        # Number of ticks. Several ranks agree on the first tick; a single rank has a batch in each tick.
-        self._entered = self._first
+        self._requested = self._placed = self._first  # batches given to the sampling threads, and to the pipeline
+        self._entered = self._first  # ticks. Several ranks agree on the first; a single rank has a batch in each
         self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
         self.reached = Reached(epoch, self._first)
         self.times = EpochTimes(epoch, producer.stages.trace)
+        self.on_open: Callable[[Draws, Resume | None], None] = _nothing  # called before the ranks agree where it starts
         self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
         self.is_gone = self._left = self._all_left = False
         self._attendance = producer.attendance()
@@ -206,6 +205,7 @@ class Run:
 
     def _open(self) -> None:
         """Agrees with all ranks where the epoch starts. If some ranks resume an earlier epoch, first answers their requests in that epoch."""
+        self.on_open(self._epochs.draws(self._epoch), self._resume)
         point = self._point()
         while not self._is_open:
             try:
@@ -340,6 +340,10 @@ class Run:
             self._answer()
         if self._failure is not None:
             raise self._failure
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 class Epoch:

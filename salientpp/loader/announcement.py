@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
+from salientpp.engine.epochs import Draws
+from salientpp.engine.state import Resume
 from salientpp.loader.options import OPTIONS
 from salientpp.loader.values import Options, is_given, named
+from salientpp.ranks.comm import Comm
 from salientpp.ranks.roles import Roles
 from salientpp.ranks.roll import go_astray
 from salientpp.store.directory.opened import PartitionedGraph
@@ -69,16 +72,28 @@ class Announced:
     number: int
     mistake: ValueError | None = None
 
-    def begin_epoch(self, loader: Any) -> None:
-        """Tells the storage ranks that an epoch begins, and where."""
-        place, planning = loader._bookmark, loader._planning
-        resume = None if place.resume is None else [place.resume.round, place.resume.by_round]
-        plan = None if planning is None or planning.loaded is None else planning.loaded.values
-        draws = place.epochs.draws(place.epoch)
-        self.roles.post({
-            "do": "epoch", "number": self.number, "epoch": draws.epoch, "seed": draws.seed, "logical_ranks": draws.logical_ranks, "resume": resume,
-            "plan": plan,
-        })  # fmt: skip
+    def follow(self, comm: Comm) -> None:
+        """Tells the storage ranks when the loader is gone, and with it the last of its epochs, which may live longer."""
+        weakref.finalize(comm, self.roles.drop, self.number).atexit = False
+
+    def load_plan(self, loader: Any) -> None:
+        """Tells the storage ranks that a loader with a memory budget will begin an epoch, maybe with the plan of a loaded state."""
+        place, loaded = loader._bookmark, loader._planning.loaded
+        self._post(
+            "plan", place.epochs.draws(place.epoch), place.resume, plan=None if loaded is None else loaded.values
+        )
+
+    def begin_epoch(self, draws: Draws, resume: Resume | None) -> None:
+        """Tells the storage ranks that an epoch begins, and where.
+
+        It is told when this rank asks for the first batch or leaves, because until then the epoch's number may change.
+        """
+        self._post("epoch", draws, resume)
+
+    def _post(self, do: str, draws: Draws, resume: Resume | None, **more: Any) -> None:
+        where = None if resume is None else [resume.round, resume.by_round]
+        at = {"epoch": draws.epoch, "seed": draws.seed, "logical_ranks": draws.logical_ranks, "resume": where}
+        self.roles.post({"do": do, "number": self.number, **at, **more})
 
 
 def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Mapping[str, Any]) -> Announced | None:
@@ -114,7 +129,6 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
     except ValueError as error:
         found.mistake = error
         roles.post({**message, "mistake": str(error)})
-    weakref.finalize(loader, roles.drop, found.number).atexit = False
     return found
 
 

@@ -61,7 +61,10 @@ def connect(
             over_host = data.num_storage_ranks > 0
             mistake = None if announced is None else announced.mistake
             group = options.process_group if mistake is None else None
-            return Comm.create(group, timeout, device, error or mistake, over_host), device
+            comm = Comm.create(group, timeout, device, error or mistake, over_host)
+            if announced is not None:
+                announced.follow(comm)
+            return comm, device
         if error is not None:
             raise error
         return Comm(None, timeout), device

@@ -230,21 +230,27 @@ class PlannedLoader(PaddedLoader):
         return super().cache
 
     def _begin_epoch(self) -> Run:
-        if self._announced is not None:
-            self._announced.begin_epoch(self)
-        basis = self.engine.basis
-        basis.comm.check_process()
+        self.engine.basis.comm.check_process()
         if self._planning is not None:
-            self.engine.close()
-            if not self._continues():
-                self._planning.loaded = None  # set_epoch has discarded the state
-            elif self._planning.follows_another(basis.comm):
-                planning = self._planning
-                del self.engine  # its copies are freed before others are fetched
-                followed = outside_inference(planning.followed)
-                self.engine = reported(basis.comm, lambda: followed(basis), "follow the plan of its state")
-                free_working_memory(self.data)
+            if self._announced is not None:
+                self._announced.load_plan(self)
+            self._follow_loaded_plan()
+        if self._announced is not None:
+            self.engine.on_open = self._announced.begin_epoch
         return super()._begin_epoch()
+
+    def _follow_loaded_plan(self) -> None:
+        """Makes another engine if a loaded state has another plan. Collective."""
+        basis, planning = self.engine.basis, self._planning
+        assert planning is not None
+        self.engine.close()
+        if not self._continues():
+            planning.loaded = None  # set_epoch has discarded the state
+        elif planning.follows_another(basis.comm):
+            del self.engine  # its copies are freed before others are fetched
+            followed = outside_inference(planning.followed)
+            self.engine = reported(basis.comm, lambda: followed(basis), "follow the plan of its state")
+            free_working_memory(self.data)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

@@ -6,21 +6,31 @@ loader and begin the same epochs, without seeds. From there on a storage rank is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+
+from salientpp.engine.run import Epoch
 from salientpp.engine.state import Disagreement, Resume
 from salientpp.loader.announcement import Following, following, of_json
+from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.ranks.comm import Comm
-from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.failure import RankFailure, in_words
+from salientpp.ranks.groups import Circle
 from salientpp.ranks.roles import Roles
+from salientpp.ranks.roll import go_astray
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: The classes of loaders, by the name that messages give them.
 _LOADERS = {each.__name__: each for each in (NeighborLoader, LinkNeighborLoader)}
+
+#: Seconds between two looks whether the ranks that train are still there, while no epoch runs.
+_PROBE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -28,7 +38,9 @@ class _Storage:
     """The graphs of a storage rank, by their fingerprint, and the loaders that it follows, by their number in messages."""
 
     parts: Mapping[str, PartitionedGraph]
+    roles: Roles
     loaders: dict[int, Any] = field(default_factory=dict)
+    _probed: float = field(default_factory=time.monotonic)
 
     def follow(self, message: dict[str, Any]) -> None:
         number = message["number"]
@@ -39,7 +51,13 @@ class _Storage:
             if message["do"] == "make":
                 self._make(message)
             elif number in self.loaders:  # otherwise it could not be made, on any rank
-                self._begin(self.loaders[number], message)
+                loader = self.loaders[number]
+                _set_bookmark(loader, message)
+                if message["do"] == "plan":
+                    loader._planning.loaded = loader._planning.read(message["plan"])
+                    loader._follow_loaded_plan()
+                else:
+                    Epoch(EngineLoader._begin_epoch(loader)).close()  # the plan, if any, was followed before
         except RankFailure:
             raise
         except Exception as error:
@@ -59,7 +77,10 @@ class _Storage:
                     f"a storage rank does not serve {message['root']}; load this graph there too, and pass all graphs to salientpp.serve"
                 )
             arguments = {name: of_json(value) for name, value in message["arguments"].items()}
-            self.loaders[message["number"]] = _LOADERS[message["loader"]](part, **arguments)
+            loader = _LOADERS[message["loader"]](part, **arguments)
+            # Ranks that train may compute for an hour. If one is gone, its connections close; if one is stopped, the others say it.
+            loader.engine.basis.comm.be_patient()
+            self.loaders[message["number"]] = loader
         except Exception as error:
             if made_here.connects:
                 raise
@@ -67,27 +88,37 @@ class _Storage:
         finally:
             following.reset(token)
 
-    def _begin(self, loader: Any, message: dict[str, Any]) -> None:
-        place, planning = loader._bookmark, loader._planning
-        epochs = place.epochs
-        if message["logical_ranks"] != epochs.placement.num_logical_ranks:
-            placement, order = place.shares.with_logical_ranks(
-                epochs.placement, message["logical_ranks"], message["seed"]
-            )
-            epochs.placement, epochs.order = placement, order
-        epochs.seed, place.epoch = message["seed"], message["epoch"]
-        place.resume = None if message["resume"] is None else Resume(0, *message["resume"])
-        if planning is not None:
-            planning.loaded = planning.read(message["plan"])
-        iter(loader)
-
     def look(self) -> None:
-        """Raises an error that a thread met which answers the ranks that train, or a failure that another rank has told."""
+        """Raises an error that a thread met which answers the ranks that train, or a failure of another rank."""
         for loader in self.loaders.values():
             engine = loader.engine
             failure = engine.counters.failure or engine.basis.comm.notes.failure()
             if failure is not None and not isinstance(failure, Disagreement):
                 raise failure
+        if time.monotonic() > self._probed + _PROBE_SECONDS:
+            self._probed = time.monotonic()
+            self._probe()
+
+    def _probe(self) -> None:
+        """Raises RankFailure if a rank that trains is gone and its script has not ended. Connections that an epoch uses notice it themselves."""
+        engines = [loader.engine for loader in self.loaders.values()]
+        in_use = [engine.basis.comm.groups for engine in engines if engine.is_busy]
+        open_ = Circle.of(tuple(range(dist.get_world_size()))).groups.values()
+        for groups in [each for each in open_ if not each.broken and each not in in_use][:1]:
+            trainers = range(self.roles.num_trainers)
+            gone = [rank for rank in trainers if not groups.reaches(rank) and not self.roles.has_ended(rank)]
+            if gone:
+                raise RankFailure(f"{in_words(gone)} went away between two epochs; look at their output first")
+
+
+def _set_bookmark(loader: Any, message: dict[str, Any]) -> None:
+    """Makes the next epoch of a loader begin where rank 0 begins."""
+    place, epochs = loader._bookmark, loader._bookmark.epochs
+    if message["logical_ranks"] != epochs.placement.num_logical_ranks:
+        placement, order = place.shares.with_logical_ranks(epochs.placement, message["logical_ranks"], message["seed"])
+        epochs.placement, epochs.order = placement, order
+    epochs.seed, place.epoch = message["seed"], message["epoch"]
+    place.resume = None if message["resume"] is None else Resume(0, *message["resume"])
 
 
 def serve(*parts: PartitionedGraph) -> None:
@@ -106,11 +137,14 @@ def serve(*parts: PartitionedGraph) -> None:
         raise ValueError(
             "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.stores is True"
         )
-    storage = _Storage({part.fingerprint: part for part in parts})
     roles = Roles.of_job(parts[0].num_storage_ranks)
+    storage = _Storage({part.fingerprint: part for part in parts}, roles)
     try:
         for message in roles.messages(storage.look):
             storage.follow(message)
+    except RankFailure as error:
+        go_astray(error)  # ranks that train may have caught their own error, and then make another loader
+        raise
     finally:
         roles.leave()
         storage.loaders.clear()

@@ -329,10 +329,9 @@ class Comm:
     @contextlib.contextmanager
     def patient(self) -> Iterator[None]:
         """Opens a context with a very long timeout, for collectives that some rank begins late. The others wait for it as long as it lives."""
-        before, self.timeout = self.timeout, _PATIENCE
+        before = self.timeout
         try:
-            if self.groups is not None:
-                self.groups.host._set_default_timeout(_PATIENCE)
+            self.be_patient()
             yield
         finally:
             self.timeout = before
@@ -347,6 +346,12 @@ class Comm:
         except BaseException as error:
             self.report_failure(f"rank {self.rank}{self.of} could not {action}: {words_of(error)}")
             raise
+
+    def be_patient(self) -> None:
+        """Makes this rank wait for others as long as they live."""
+        self.timeout = _PATIENCE
+        if self.groups is not None:
+            self.groups.host._set_default_timeout(_PATIENCE)
 
     def check_script(self) -> None:
         """Tells the other ranks, and raises, if this rank's script has ended with an error while a thread still serves them."""

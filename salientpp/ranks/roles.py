@@ -7,8 +7,10 @@ writes each message, as JSON, to the job's key-value store, under a number. Ever
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing.util
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,14 +50,26 @@ class Roles:
         self.rank, self.num_trainers = dist.get_rank(), dist.get_world_size() - num_storage_ranks
         self._num_storage_ranks = num_storage_ranks
         self._store = job_store()
-        self._posted = self._made = 0
+        # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
+        self._posted = itertools.count()
+        self._made = 0
         if self.rank < self.num_trainers:
             # Also runs at the end of a process of multiprocessing, which does not run `atexit`.
             multiprocessing.util.Finalize(None, self._end, exitpriority=0)
 
     @classmethod
     def of_job(cls, num_storage_ranks: int) -> Roles:
-        return cls.known.get(default_group()) or cls.known.setdefault(default_group(), cls(num_storage_ranks))
+        """Returns the object of this process.
+
+        Raises:
+            ValueError: it was made for another number of storage ranks.
+        """
+        found = cls.known.get(default_group()) or cls.known.setdefault(default_group(), cls(num_storage_ranks))
+        if found._num_storage_ranks != num_storage_ranks:
+            raise ValueError(
+                f"storage_ranks must be equal for all graphs of a job, got {num_storage_ranks} after {found._num_storage_ranks}"
+            )
+        return found
 
     @property
     def speaks(self) -> bool:
@@ -67,8 +81,7 @@ class Roles:
     def post(self, message: dict[str, Any]) -> None:
         """Writes a message, if this is rank 0."""
         if self.speaks:
-            self._store.set(f"{_PREFIX}/{self._posted}", json.dumps(message))
-            self._posted += 1
+            self._store.set(f"{_PREFIX}/{next(self._posted)}", json.dumps(message))
 
     def number_of_loader(self) -> int:
         """Returns the number by which messages name a new loader."""
@@ -83,10 +96,10 @@ class Roles:
     def _end(self) -> None:
         """Runs when the script of a rank that trains ends, for any reason. The host of the store stays until the storage ranks have ended."""
         with contextlib.suppress(RuntimeError):
-            words = script_error()
+            words = script_error() or _error_on_the_way()
             if words is not None:
                 self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
-            self._store.add(f"{_PREFIX}/ended", 1)
+            self._store.set(_ended(self.rank), "")
             until = time.monotonic() + _STAY_SECONDS
             while is_hosted_here(self._store) and time.monotonic() < until:
                 if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
@@ -105,16 +118,16 @@ class Roles:
             RankFailure: the job's store is gone, and with it the rank that hosted it.
         """
         number, pause, looked = 0, _FIRST_PAUSE, time.monotonic()
-        ended = 0
+        ended = False
         try:
-            while ended < self.num_trainers:
+            while not ended:
                 key = f"{_PREFIX}/{number}"
                 if self._store.check([key]):
                     yield json.loads(self._store.get(key))
                     number, pause = number + 1, _FIRST_PAUSE
                     continue
-                ended = self._store.add(f"{_PREFIX}/ended", 0)
-                if ended < self.num_trainers:
+                ended = self._store.check([_ended(rank) for rank in range(self.num_trainers)])
+                if not ended:
                     time.sleep(pause)
                     pause = min(1.2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() - looked > _FAILURE_PAUSE:
@@ -131,7 +144,23 @@ class Roles:
         if text is not None:
             raise RankFailure(text)
 
+    def has_ended(self, rank: int) -> bool:
+        """True if the script of a rank that trains has ended."""
+        return self._store.check([_ended(rank)])
+
     def leave(self) -> None:
         """Lets the process that hosts the store end."""
         with contextlib.suppress(RuntimeError):
             self._store.add(f"{_PREFIX}/left", 1)
+
+
+def _ended(rank: int) -> str:
+    """Returns the store's key that a rank which trains sets when its script has ended."""
+    return f"{_PREFIX}/ended/{rank}"
+
+
+def _error_on_the_way() -> str | None:
+    """Returns the error that ends this process, or None. multiprocessing ends a process while the error is still being raised."""
+    error = sys.exc_info()[1]
+    ends_well = error is None or (isinstance(error, SystemExit) and not error.code)
+    return None if ends_well else f"{type(error).__name__}: {error}"

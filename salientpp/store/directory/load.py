@@ -15,6 +15,7 @@ from salientpp.arguments import as_integer
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
+from salientpp.ranks.roles import Roles
 from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
@@ -68,6 +69,8 @@ def load(
     served = None if part.part_id is None else range(*part.offsets[part.part_id : part.part_id + 2])
     if storage_ranks and part.stores:
         served = placement.row_parts[placement.part_id]
+    if storage_ranks:
+        Roles.of_job(storage_ranks)  # from here on the storage ranks learn how this rank's script ends
     there = parts_there(root)
     checked = set(range(num_parts)) if there is None else there & set(range(num_parts))
     if part.topology == PARTS and verify == "quick" and served is not None:
