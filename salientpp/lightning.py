@@ -439,7 +439,8 @@ class LightningLinkData(_GraphData):
 
 def _check_every_rank_has_batches(loader: BatchLoader) -> None:
     """Raises on every rank if some ranks have batches and others have none. Lightning would skip the loop and its hooks on the ranks without batches."""
-    batches = loader.batches_by_rank
+    ranks = loader.batches_by_rank
+    batches = ranks[: len(ranks) - getattr(loader.data, "num_storage_ranks", 0)]
     if 0 in batches and any(batches):
         raise ValueError(
             f"rank {batches.index(0)} has no batches, so Lightning skips its loop there, and the other ranks would wait for it (batches by rank: "

@@ -21,7 +21,7 @@ from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.facts import check_same
 from salientpp.ranks.hosts import sizes_of_hosts
 from salientpp.ranks.placement import runs
-from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.opened import PartitionedGraph, check_every_rank_holds_rows
 from salientpp.store.target_lists import TargetLists
 
 #: Names of splits in a Data.
@@ -54,6 +54,7 @@ def local(
     Raises:
         ValueError, TypeError: an argument is wrong, there are more ranks than parts, or the ranks gave different arguments or data. Every rank raises it.
     """
+    check_every_rank_holds_rows(data, "full-graph training")
     error: Exception | None = None
     seconds, at = DEFAULT_TIMEOUT, torch.device("cpu")
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from salientpp.engine.epochs import Draws
 from salientpp.engine.state import Resume
@@ -189,8 +189,10 @@ def _to_json(name: str, value: Any, is_type: bool = False) -> Any:
             if isinstance(value, (set, frozenset))
             else [_to_json(name, each) for each in value]
         )
-    if isinstance(value, (np.integer, np.floating)):
-        return value.item()
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, NumNeighbors):
+        return {"fanouts": [_to_json(name, value.values), _to_json(name, value.default)]}
     raise ValueError(
         f"{named(name)} with storage_ranks must be made of numbers, text, lists and mappings, which the storage ranks are told, got {type(value).__name__}; "
         "leave it out"
@@ -211,6 +213,8 @@ def of_json(value: Any) -> Any:
         return timedelta(seconds=content)
     if kind == "negatives":
         return NegativeSampling(*content)
+    if kind == "fanouts":
+        return NumNeighbors(*map(of_json, content))
     if kind == "mapping":
         return {of_json(key): of_json(of) for key, of in content}
     return tuple(of_json(each) for each in content)

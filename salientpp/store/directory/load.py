@@ -56,7 +56,7 @@ def load(
     num_parts = manifest["num_parts"]
     if part_id is not None and not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
-    storage_ranks = _checked_storage_ranks(storage_ranks, part_id, process_group)
+    storage_ranks = checked_storage_ranks(storage_ranks, part_id, process_group)
     part = PartitionedGraph(root, manifest, part_id)
     rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
     if world_size > 1 or num_parts == 1:
@@ -87,7 +87,8 @@ def load(
     return part
 
 
-def _checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:
+def checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:
+    """Returns the number of storage ranks. Raises ValueError if it does not fit the job or the other arguments."""
     found = as_integer(number)
     if found is None or found < 0:
         raise ValueError(f"storage_ranks must be an integer >= 0 (the number of ranks that only store), got {number!r}")

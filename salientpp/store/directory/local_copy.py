@@ -22,10 +22,11 @@ import torch.distributed as dist
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.ranks.members import group_rank
-from salientpp.ranks.placement import parts_of
+from salientpp.ranks.placement import Placement, parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.kinds import MANIFEST
+from salientpp.store.directory.load import checked_storage_ranks
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
 from salientpp.store.directory.owned import hidden_name, others_in, remove_files
 from salientpp.suggestions import suggest_arguments
@@ -43,6 +44,7 @@ def copy_to_disk(
     verify: str = "quick",
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
+    storage_ranks: int = 0,
 ) -> Path:
     """Copies the files that this rank needs from a dataset directory to a local disk, and verifies the copy. Several ranks of a host may call it at once.
 
@@ -55,6 +57,7 @@ def copy_to_disk(
         verify: how to check files that the copy has already: 'quick' compares sizes and sampled checksums, 'full' reads every byte.
         progress: a :class:`~salientpp.Progress`, which receives the name of every file before the file is copied.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
+        storage_ranks: as given to :func:`load`. A storage rank copies the parts that it stores, and a rank that trains the parts whose seeds it visits.
 
     Returns:
         The path of the copy, ``to/<name of root>``, for :func:`salientpp.load`.
@@ -69,7 +72,7 @@ def copy_to_disk(
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
     root, to = Path(root), Path(to)
     manifest = read_manifest(root)
-    wanted = _wanted(root, parts, manifest["num_parts"], process_group)
+    wanted = _wanted(root, parts, manifest["num_parts"], process_group, storage_ranks)
     copy = to / root.resolve().name
     if copy.resolve() == root.resolve():
         raise ValueError(f"{root} cannot be copied onto itself; choose another directory than {to}")
@@ -91,9 +94,16 @@ def copy_to_disk(
 
 
 def _wanted(
-    root: Path, parts: Iterable[int] | None, num_parts: int, process_group: dist.ProcessGroup | None
+    root: Path,
+    parts: Iterable[int] | None,
+    num_parts: int,
+    process_group: dist.ProcessGroup | None,
+    storage_ranks: int = 0,
 ) -> set[int]:
-    if parts is None:
+    if parts is None and (number := checked_storage_ranks(storage_ranks, None, process_group)):
+        placement = Placement(*group_rank(), num_parts, num_storage_ranks=number)
+        parts = placement.own_parts or placement.row_parts[placement.part_id]
+    elif parts is None:
         rank, world_size = group_rank(process_group)
         in_group = dist.is_available() and dist.is_initialized()
         if not in_group and num_parts > 1:

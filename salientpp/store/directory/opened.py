@@ -326,6 +326,15 @@ class PartitionedGraph(PygNames, WithRoles):
         return html(f"{first} {last.strip()}", _table_of_types(self))
 
 
+def check_every_rank_holds_rows(data: Any, task: str) -> None:
+    """Raises ValueError if ``data`` is a graph with storage ranks. These serve loaders, and would not come to the ``task``."""
+    if isinstance(data, PartitionedGraph) and data.num_storage_ranks:
+        raise ValueError(
+            f"{task} does not work with storage_ranks, because storage ranks only answer loaders; on the ranks that train, load the graph again without "
+            "storage_ranks, and pass a process_group= of these ranks there and here"
+        )
+
+
 def _check_offsets(whole: PartitionedGraph, offsets: Sequence[int]) -> None:
     named = offsets[:-1] if whole.num_storage_ranks and offsets[-2:-1] == offsets[-1:] else offsets
     inside = all(first < last for first, last in pairwise(named))
@@ -422,5 +431,5 @@ def _whole(
     """Returns the rows of a type's ``sources`` as tensors, in memory where needed, and tables as ``TensorFrame``."""
     rows = {name: whole(source) for name, source in sources.items()}
     vertices, stored = part.description.vertices(type_), part._stored(part_id)
-    begin, end = (0, -1) if vertices.replicated else (stored[0], stored[-1] + 1)
+    begin, end = (0, -1) if vertices.replicated else (stored.start, stored.stop)
     return with_tables(rows, vertices.tables, vertices.offsets[end] - vertices.offsets[begin])

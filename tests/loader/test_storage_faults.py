@@ -1,0 +1,264 @@
+"""Laws of storage ranks when a job does something unusual: a rank is slow or gone, a loader is short-lived, an entry point cannot work with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import distributed
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler.base import NumNeighbors
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.testing.topology import directories
+
+PARTS = 4
+
+
+@pytest.fixture(scope="module", params=["whole", "parts"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return directories(tmp_path_factory.mktemp("stored"), PARTS, request.param) / "one" / request.param
+
+
+def loader_of(part: Any, **options: Any) -> NeighborLoader:
+    arguments: dict[str, Any] = {
+        "num_neighbors": [2],
+        "input_nodes": "train",
+        "batch_size": 2,
+        "shuffle": True,
+        "seed": 3,
+    }
+    return NeighborLoader(part, **{**arguments, **options})
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [batch.n_id.tolist() for batch in batches]
+
+
+def on_ranks(rank: int, num_storage_ranks: int, of_trainer: Callable[..., Any], root: Path, *args: Any) -> Any:
+    """Serves on a storage rank; on any other calls ``of_trainer``."""
+    part = salientpp.load(root, storage_ranks=num_storage_ranks)
+    if part.stores:
+        salientpp.serve(part)
+        return "stored"
+    return of_trainer(rank, part, *args)
+
+
+def run(of_trainer: Callable[..., Any], trainers: int, storage: int, *args: Any, **how: Any) -> list[Any]:
+    """Returns the results of the ranks that train."""
+    found = distributed.run(on_ranks, trainers + storage, storage, of_trainer, *args, **how)
+    assert found[trainers:] == ["stored"] * storage, found[trainers:]
+    return found[:trainers]
+
+
+# --- scripts ------------------------------------------------------------------------------------------------
+
+
+def _makes_no_loader(rank: int, part: Any) -> int:
+    return part.part_id
+
+
+@pytest.mark.parametrize("rank_0_hosts", [False, True])
+def test_a_job_that_makes_no_loader_ends(stored: Path, rank_0_hosts: bool) -> None:
+    assert run(_makes_no_loader, 2, 1, stored, rank_0_hosts=rank_0_hosts) == [0, 1]
+
+
+def _is_slow(rank: int, part: Any) -> int:
+    loader, found = loader_of(part, timeout=timedelta(seconds=2)), 0
+    iterator = iter(loader)
+    time.sleep(4)
+    for number, _ in enumerate(iterator):
+        found += 1
+        if number == 1:
+            time.sleep(4)
+    time.sleep(4)
+    return found + len(ids_of(loader))
+
+
+def test_ranks_that_train_may_compute_for_longer_than_the_timeout(stored: Path) -> None:
+    assert run(_is_slow, 1, 1, stored)[0] > 10
+
+
+def _renumbers(rank: int, part: Any) -> bool:
+    loader, other = loader_of(part), loader_of(part)
+    iterator = iter(loader)
+    loader.set_next_epoch(5)
+    other.set_epoch(5)
+    return ids_of(iterator) == ids_of(other) and loader.state_dict()["epoch"] == other.state_dict()["epoch"]
+
+
+def test_an_epoch_that_was_begun_can_be_renumbered(stored: Path) -> None:
+    assert run(_renumbers, 2, 1, stored) == [True, True]
+
+
+def _outlives_its_loader(rank: int, part: Any) -> bool:
+    expected = ids_of(loader_of(part))
+    return all(ids_of(iter(loader_of(part))) == expected for _ in range(3))
+
+
+def test_an_epoch_outlives_its_loader(stored: Path) -> None:
+    assert run(_outlives_its_loader, 2, 2, stored) == [True, True]
+
+
+def _differ(rank: int, root: Path) -> str:
+    part = salientpp.load(root, storage_ranks=1)
+    with pytest.raises(ValueError) as raised:
+        salientpp.load(root, storage_ranks=2)
+    if part.stores:
+        assert part.rows()[None]["x"].shape[0] == 0, "a storage rank visits no seeds, so its own part is empty"
+        salientpp.serve(part)
+    return str(raised.value)
+
+
+def test_a_job_has_one_number_of_storage_ranks(stored: Path) -> None:
+    for text in distributed.run(_differ, 3, stored):
+        assert "storage_ranks must be equal for all graphs of a job, got 2 after 1" in text
+
+
+# --- arguments and entry points -----------------------------------------------------------------------------
+
+
+def _takes_values(rank: int, part: Any) -> bool:
+    expected = ids_of(loader_of(part))
+    same: list[dict[str, Any]] = [
+        {"num_neighbors": NumNeighbors([2])},
+        {"shuffle": np.bool_(True)},
+        {"batch_size": np.int64(2)},
+    ]
+    return all(ids_of(loader_of(part, **each)) == expected for each in same)
+
+
+def test_arguments_may_be_values_of_numpy_and_pyg(stored: Path) -> None:
+    assert run(_takes_values, 2, 1, stored) == [True, True]
+
+
+def _enters(rank: int, part: Any) -> list[str]:
+    model, found = GraphSAGE(part.num_features, 4, 1, 4), []
+    entries: list[Callable[[], Any]] = [
+        lambda: salientpp.inference(model, part),
+        lambda: salientpp.fullgraph.local(part),
+        lambda: salientpp.fullgraph.distribute(model, part),
+    ]
+    for enter in entries:
+        with pytest.raises(ValueError) as raised:
+            enter()
+        found.append(str(raised.value))
+    trainers = dist.new_group([0, 1], use_local_synchronization=True)
+    again = salientpp.load(part.root, process_group=trainers)
+    rows = salientpp.inference(model, again, process_group=trainers)
+    assert rows.shape[0] == again.split("all").numel()
+    assert ids_of(loader_of(part)), "the storage goes on"
+    return found
+
+
+def test_inference_and_full_graph_training_say_what_to_do(stored: Path) -> None:
+    for texts in run(_enters, 2, 1, stored):
+        for text in texts:
+            assert "does not work with storage_ranks" in text and "pass a process_group= of these ranks" in text
+
+
+def _makes_a_module(rank: int, part: Any) -> int:
+    lightning = pytest.importorskip("salientpp.lightning")
+    module = lightning.LightningNodeData(part, num_neighbors=[2], batch_size=2)
+    module.setup("fit")
+    return len(ids_of(module.train_dataloader()))
+
+
+def test_a_lightning_module_does_not_count_storage_ranks(stored: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    assert all(run(_makes_a_module, 2, 1, stored))
+
+
+def _copies(rank: int, root: Path, to: Path) -> tuple[list[str], Any]:
+    copy = salientpp.copy_to_disk(root, to / str(rank), storage_ranks=1)
+    part = salientpp.load(copy, storage_ranks=1)
+    parts = sorted(path.name[-1] for path in copy.glob("part-*"))
+    if part.stores:
+        salientpp.serve(part)
+        return parts, None
+    return parts, len(ids_of(loader_of(part)))
+
+
+def test_each_rank_copies_the_parts_that_it_needs(stored: Path, tmp_path: Path) -> None:
+    (first, one), (second, two), (last, _) = distributed.run(_copies, 3, stored, tmp_path)
+    assert (first, second, last) == (["0", "1"], ["2", "3"], ["0", "1", "2", "3"])
+    assert one and two
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def _are_killed(rank: int, part: Any) -> None:
+    loader = loader_of(part)
+    ids_of(loader)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_storage_ends_if_ranks_that_train_are_killed_between_epochs(stored: Path) -> None:
+    found = distributed.run(on_ranks, 3, 1, _are_killed, stored, may_fail=True)
+    assert found[2].kind == "RankFailure" and "ranks 0, 1 went away between two epochs" in found[2].text, found
+
+
+def _breaks(batch: Any) -> Any:
+    raise KeyError("a mistake in transform")
+
+
+def _goes_on(rank: int, part: Any) -> str:
+    with pytest.raises(RuntimeError):
+        ids_of(loader_of(part, transform=_breaks if rank else None))
+    time.sleep(2)  # until the storage has noticed
+    with pytest.raises(ValueError) as raised:
+        loader_of(part)
+    return str(raised.value)
+
+
+def test_after_a_failure_the_storage_says_why_it_is_gone(stored: Path) -> None:
+    found = distributed.run(on_ranks, 3, 1, _goes_on, stored, may_fail=True)
+    for text in found[:2]:
+        assert "rank 2 could not make its loader: RankFailure: rank 1" in text and "a mistake in transform" in text
+    assert found[2].kind == "RankFailure"
+
+
+def _is_interrupted(rank: int, part: Any) -> int:
+    loader = loader_of(part)
+    ids_of(loader)
+    if rank == 1:
+        raise KeyboardInterrupt
+    return rank
+
+
+def test_an_error_that_ends_a_process_is_told_to_the_storage(stored: Path) -> None:
+    found = distributed.run(on_ranks, 3, 1, _is_interrupted, stored, may_fail=True)
+    assert found[0] == 0
+    assert found[2].kind == "RankFailure" and "rank 1 ended early: KeyboardInterrupt" in found[2].text, found
+
+
+def test_a_message_that_interrupts_another_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may drop a loader while a message is being written."""
+    from salientpp.ranks import roles
+
+    class Store(dict):
+        def set(self, key: str, value: str) -> None:
+            assert key not in self, key
+            self[key] = value
+            if len(self) == 1:
+                made.drop(7)
+
+    store = Store()
+    monkeypatch.setattr(roles, "job_store", lambda: store)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(roles.multiprocessing.util, "Finalize", lambda *_, **__: None)
+    made = roles.Roles(1)
+    made.post({"do": "make"})
+    made.post({"do": "epoch"})
+    assert len(store) == 3
