@@ -144,6 +144,10 @@ def _sent(options: Options, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, why in _REFUSED.items():
         if is_given(wanted.get(name)):
             raise ValueError(f"{named(name)} does not work with storage_ranks: {why}; leave it out")
+    if is_given(options.memory_device):
+        raise ValueError(
+            "memory['device'] does not work with storage_ranks: all ranks make the plan, and storage ranks need no accelerator; pass device_rows= instead"
+        )
     if isinstance(wanted.get("columns"), Mapping):
         raise ValueError(
             "columns= with row sources does not work with storage_ranks: storage ranks do not run the script that trains; name stored attributes"

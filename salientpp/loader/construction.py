@@ -15,7 +15,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.spans import VARIABLE
 from salientpp.engine.way import Way
-from salientpp.loader.announcement import Announced
+from salientpp.loader.announcement import Announced, following
 from salientpp.loader.values import Options
 from salientpp.ops import return_freed_memory
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
@@ -64,6 +64,9 @@ def connect(
             comm = Comm.create(group, timeout, device, error or mistake, over_host)
             if announced is not None:
                 announced.follow(comm)
+            if following.get() is not None:
+                # Ranks that train may compute for an hour. If one is gone, its connections close; if one is stopped, the others say it.
+                comm.be_patient()
             return comm, device
         if error is not None:
             raise error

@@ -6,6 +6,7 @@ loader and begin the same epochs, without seeds. From there on a storage rank is
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,10 @@ class _Storage:
                 self._make(message)
             elif number in self.loaders:  # otherwise it could not be made, on any rank
                 loader = self.loaders[number]
+                with contextlib.suppress(
+                    Disagreement
+                ):  # the ranks that train have raised it too, and have mended the reason
+                    loader.engine.close()
                 _set_bookmark(loader, message)
                 if message["do"] == "plan":
                     loader._planning.loaded = loader._planning.read(message["plan"])
@@ -77,10 +82,7 @@ class _Storage:
                     f"a storage rank does not serve {message['root']}; load this graph there too, and pass all graphs to salientpp.serve"
                 )
             arguments = {name: of_json(value) for name, value in message["arguments"].items()}
-            loader = _LOADERS[message["loader"]](part, **arguments)
-            # Ranks that train may compute for an hour. If one is gone, its connections close; if one is stopped, the others say it.
-            loader.engine.basis.comm.be_patient()
-            self.loaders[message["number"]] = loader
+            self.loaders[message["number"]] = _LOADERS[message["loader"]](part, **arguments)
         except Exception as error:
             if made_here.connects:
                 raise

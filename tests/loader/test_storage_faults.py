@@ -105,6 +105,21 @@ def _outlives_its_loader(rank: int, part: Any) -> bool:
     return all(ids_of(iter(loader_of(part))) == expected for _ in range(3))
 
 
+def _mends(rank: int, part: Any) -> int:
+    loader = loader_of(part)
+    state = loader.state_dict()
+    if rank:
+        loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="all ranks or none must resume"):
+        ids_of(loader)
+    loader.load_state_dict(state)
+    return len(ids_of(loader))
+
+
+def test_after_a_disagreement_the_next_epoch_goes_on(stored: Path) -> None:
+    assert run(_mends, 2, 1, stored, seconds=60)[0] > 2
+
+
 def test_an_epoch_outlives_its_loader(stored: Path) -> None:
     assert run(_outlives_its_loader, 2, 2, stored) == [True, True]
 
@@ -152,6 +167,8 @@ def _enters(rank: int, part: Any) -> list[str]:
         with pytest.raises(ValueError) as raised:
             enter()
         found.append(str(raised.value))
+    with pytest.raises(ValueError, match=r"memory\['device'\] does not work with storage_ranks"):
+        loader_of(part, memory={"host": "4kB", "device": "4kB"})
     trainers = dist.new_group([0, 1], use_local_synchronization=True)
     again = salientpp.load(part.root, process_group=trainers)
     rows = salientpp.inference(model, again, process_group=trainers)
