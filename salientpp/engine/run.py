@@ -56,8 +56,10 @@ class Run:
         finish: Callable[[Any], Any] | None = None, by_hand: ByHand | None = None,
     ) -> None:  # fmt: skip
         self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
-        # A copy, because a state that the user loads meanwhile changes the next epoch, and not this one.
-        self._epochs, self._most_ahead = copy.copy(producer.basis.epochs), producer.most_ahead
+        self._epochs, self._most_ahead = (
+            copy.copy(producer.basis.epochs),
+            producer.most_ahead,
+        )  # a copy: a loaded state changes only the next epoch
         self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
@@ -205,7 +207,7 @@ class Run:
 
     def _open(self) -> None:
         """Agrees with all ranks where the epoch starts. If some ranks resume an earlier epoch, first answers their requests in that epoch."""
-        self.on_open(self._epochs.draws(self._epoch), self._resume)
+        _tell_opening(self)
         point = self._point()
         while not self._is_open:
             try:
@@ -275,6 +277,7 @@ class Run:
             if self._is_over():
                 self._let_go()
             else:
+                _tell_opening(self)  # in this thread, so that it precedes what the thread does next
                 self._answering = threading.Thread(None, self._answer_in_background, "salientpp-answer", daemon=False)
                 self._answering.start()
                 expect(self._answering)
@@ -344,6 +347,11 @@ class Run:
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+def _tell_opening(run: Run) -> None:
+    told, run.on_open = run.on_open, _nothing
+    told(run._epochs.draws(run._epoch), run._resume)
 
 
 class Epoch:

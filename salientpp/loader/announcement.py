@@ -5,6 +5,7 @@ A message has the arguments on which the exchange between ranks depends, as JSON
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import enum
 import weakref
@@ -88,7 +89,8 @@ class Announced:
 
         It is told when this rank asks for the first batch or leaves, because until then the epoch's number may change.
         """
-        self._post("epoch", draws, resume)
+        with contextlib.suppress(RuntimeError):  # without the store the storage ranks end, and this rank hears of it
+            self._post("epoch", draws, resume)
 
     def _post(self, do: str, draws: Draws, resume: Resume | None, **more: Any) -> None:
         where = None if resume is None else [resume.round, resume.by_round]

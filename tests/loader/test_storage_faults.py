@@ -105,6 +105,21 @@ def _outlives_its_loader(rank: int, part: Any) -> bool:
     return all(ids_of(iter(loader_of(part))) == expected for _ in range(3))
 
 
+def _leaves_at_once(rank: int, part: Any) -> int:
+    loader, found = loader_of(part), 0
+    for _ in range(5):
+        if rank == 0:
+            iter(loader)  # leaves in a thread, and goes on here
+        else:
+            found += len(ids_of(loader))
+        found += len(ids_of(loader_of(part, input_nodes="val", batch_size=16)))
+    return found
+
+
+def test_a_left_epoch_is_told_before_the_next_loader(stored: Path) -> None:
+    assert all(run(_leaves_at_once, 2, 1, stored))
+
+
 def _mends(rank: int, part: Any) -> int:
     loader = loader_of(part)
     state = loader.state_dict()
