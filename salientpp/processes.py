@@ -45,7 +45,7 @@ def after_fork(owner: _Owner) -> None:
 
 
 def may_compute_in_parallel() -> bool:
-    """True if OpenMP works in the calling thread. It may not work in the thread of a forked child that called ``fork``."""
+    """True if OpenMP works in the calling thread. False in the first thread of a forked child, where OpenMP may not work."""
     return not getattr(_of_thread, "was_forked", False)
 
 

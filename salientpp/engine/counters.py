@@ -164,7 +164,12 @@ class EpochTimes:
 
 
 def _differences(log: array[float], ended: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the times of waiting, of the steps between batches, and the numbers of seeds. ``ended`` is the time of the delivery before the first."""
+    """Returns, for the batches of ``log``, the seconds of waiting, the seconds of the steps before them, and their numbers of seeds.
+
+    Args:
+        log: for each batch the times of its request and of its delivery, and the number of its seeds.
+        ended: time at which the batch before the first one was delivered. None: it is unknown, and no step is returned for the first batch.
+    """
     requested, delivered, seeds = np.array(log).reshape(-1, 3).T
     before = delivered[:-1] if ended is None else np.concatenate([[ended], delivered[:-1]])
     steps = requested[len(requested) - len(before) :] - before

@@ -57,7 +57,7 @@ class Engine:
         self.reset()
 
     def way(self, kind: type[Any]) -> Any:
-        """Returns the engine's method of class ``kind``, such as its cache, or None."""
+        """Returns the first of ``ways`` that is an instance of ``kind``, such as the cache; None if there is none."""
         return next((way for way in self.ways if isinstance(way, kind)), None)
 
     # --- epochs -------------------------------------------------------------------------------------------

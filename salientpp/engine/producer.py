@@ -145,7 +145,13 @@ class Producer:
     # --- an epoch -----------------------------------------------------------------------------------------
 
     def request(self, draws: Draws, turn: Turn, attendance: Attendance, by_hand: ByHand | None = None) -> Request:
-        """Starts to draw a batch of an epoch, and returns the request that goes into the pipeline."""
+        """Starts to draw a batch of an epoch, and returns the request that goes into the pipeline.
+
+        Args:
+            turn: tick of the batch, and which seeds it has.
+            attendance: tells the batch's later stages whether this rank still wants it.
+            by_hand: makes the whole batch with the user's code, instead of the stages; None: the stages make it.
+        """
         pieces = draws.pieces(turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))

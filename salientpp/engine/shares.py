@@ -130,7 +130,7 @@ class Shares:
 
 
 def _kind(placement: Placement) -> str:
-    """Returns what errors call the owner of a schedule: 'rank', 'logical rank' or 'host'."""
+    """Returns the word that errors use for whoever a sequence of batches belongs to: 'rank', 'logical rank' or 'host'."""
     if placement.num_logical_ranks != placement.num_visitors:
         return "logical rank"
     return "host" if placement.cooperates else "rank"

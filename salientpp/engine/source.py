@@ -52,10 +52,11 @@ class BatchSource:
         seed_columns: columns that only seeds get.
         fingerprint: fingerprint of the dataset.
         own: columns whose rows come from a user's source instead of the data.
-        part: for a partitioned graph, the view whose part has this rank's seeds.
+        part: the opened directory of a partitioned graph, as seen by the part with this rank's seeds; None for a graph in memory.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
         seed_rows_here: see :class:`~salientpp.store.fetch.Fetch`.
-        frames: per vertex type and edge type, the tables of batches, by attribute name. The other fields of this class hold the columns of these tables.
+        frames: per vertex type and edge type, the attributes of a batch that are tables of PyTorch Frame, by name. ``rows`` and ``exchanged`` have the
+            columns of these tables instead.
     """
 
     drawing: DrawingMethod
@@ -94,7 +95,7 @@ class BatchSource:
         return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
 
     def narrow_of(self, type_: str | None) -> dict[str, Narrow]:
-        """Returns ``narrow`` for the attributes of one type."""
+        """Returns the encodings of one vertex type's rows, by attribute name, without attributes that are not encoded."""
         return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
 
     @property

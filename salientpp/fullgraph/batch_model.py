@@ -56,7 +56,7 @@ class BatchModel(DistributedModel):
 
     @_helpers.setter
     def _helpers(self, _: Helpers) -> None:
-        """Ignores the helpers that the base class sets: each batch's graph has its own, because degrees differ."""
+        """Ignores the base class's replacements of PyG's functions, such as ``gcn_norm``. Each batch's graph has its own, because degrees differ."""
 
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,6 +1,6 @@
 """Plans full-graph training: decides which rows a rank fetches, caches, recomputes or gets as sums.
 
-:mod:`salientpp.fullgraph.problem` has the costs and the minimum cut. Here the costs come from timed steps of the model.
+:mod:`salientpp.fullgraph.problem` has the formulas of the costs and the minimum cut. This module times steps of the model to find the constants in them.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class RowCheck(TorchFunctionMode):
                     self.follow(tensor)
 
     def _is_older(self, tensor: Tensor) -> bool:
-        """True if a tensor has as many rows as there are vertices, and may be older than this call of the model."""
+        """True if a tensor with as many rows as there are vertices may be from before this call. It then counts as rows where it is combined with such rows."""
         if not tensor.dim() or tensor.size(0) != self._number:
             return False
         found = self._followed.get(id(tensor))

@@ -47,10 +47,11 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Makes a family, and draws the rows of its two trials. ``sizes``: number of rows of each trial.
+        """Makes the set of ``number`` rows called ``what``, and chooses at random which of them the two trials of a function use.
 
-        The first trial has only the compared rows. An empty selection of vertices needs no trials. A graph without
-        edges is tried with rows of zeros.
+        The first trial has ``sizes[0]`` rows. The second has ``sizes[1]`` rows: the rows of the first at other positions, and others between them. The
+        results for the rows of the first trial are compared. An empty selection of vertices needs no trials. A graph without edges is tried with rows of
+        zeros.
         """
         if number <= 0 and not what.startswith("edges"):
             return cls(number, what)

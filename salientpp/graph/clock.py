@@ -86,7 +86,7 @@ class Clock:
 
         Args:
             now: int64 [n], values of this clock, at which the windows end.
-            window: a result of :meth:`window`. The begin of a window of floating-point times is a difference of two float64.
+            window: a result of :meth:`window`. With floating-point times, a window begins at ``end - window``, computed in float64 and so rounded.
         """
         if self.real:
             return _ordered_bits(_ordered_bits(now).view(torch.float64) - window + 0.0)

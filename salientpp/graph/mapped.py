@@ -47,7 +47,10 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
 
 
 def files_of(arrays: Sequence[Tensor]) -> list[tuple[Path, int] | None]:
-    """Returns :func:`mapped_from` of each array. It reads the system's list of mappings once, which may take 0.1 s."""
+    """Returns, for each array, the file that it is mapped from and the byte at which it begins there, or None, as :func:`mapped_from` does.
+
+    Reads the system's list of mappings once for all arrays, which may take 0.1 s.
+    """
     spans = [
         (array.data_ptr(), array.data_ptr() + array.nbytes) if array.is_contiguous() and array.numel() else (0, 0)
         for array in arrays

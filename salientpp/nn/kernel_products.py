@@ -99,7 +99,10 @@ def _along_sources(lists: EdgeLists, num_targets: int, num_sources: int) -> tupl
 def _along_targets(
     lists: EdgeLists, num_targets: int, count: int, mean: bool = False
 ) -> tuple[RowFunction, RowFunction]:
-    """Returns a function that gives each edge the row of its target, [count, ...] to [E', ...], and its transpose. With ``mean``, the transpose is a mean."""
+    """Returns a function that gives each edge the row of its target, [count, ...] to [E', ...], and its transpose, which sums values of edges by target.
+
+    With ``mean``, the transpose averages the values, and the first function divides the rows by the degrees of the targets.
+    """
     indptr = _indptr(lists, num_targets)
 
     def take(x: Tensor) -> Tensor:

@@ -313,7 +313,10 @@ def _record(trial: CheckedCall, row_wise: bool, frame: Any) -> tuple[Planned, Re
 def _right_plan(
     trial: CheckedCall, plan: TrimPlan, safe: TrimPlan, expected: Results | None, calls: int
 ) -> TrimPlan | None:
-    """Returns the first plan that gives the plain model's results: ``plan``, ``safe``, or with a warning one with more rows. Else None."""
+    """Returns ``plan`` if it gives the plain model's results, else ``safe`` if that does.
+
+    If neither does, warns, and returns a plan with more rows that does, or None. With None, the model runs untrimmed.
+    """
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:

@@ -41,7 +41,7 @@ def begin(frame: Any) -> None:
 
 
 def end() -> None:
-    """Ends a call, and undoes all changes that are still noted, the last one first."""
+    """Ends the running call of a trimmed model in this thread. Undoes the changes that it noted and did not undo, the last one first."""
     notes = _calls.notes
     while notes:
         notes[-1]()

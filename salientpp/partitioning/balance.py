@@ -74,7 +74,7 @@ class VertexLoads:
 
 
 def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
-    """Returns the largest value that each load of a part may have, int64 [C]."""
+    """Returns the largest value that each of a part's C loads (vertices, edges, seeds of a set, or the user's own) may have, int64 [C]."""
     limits = []
     for weight in weights.table.unbind(1):
         total = int(weight.sum())

@@ -151,7 +151,10 @@ class _Hops:
 
 
 def _not_yet(start: Tensor, reach: Sequence[Tensor]) -> Tensor:
-    """Returns 1 - R_h, the probability that a vertex is not found in the first h hops: ``1 - R_h = (1 - R_{h-1}) (1 - p_h)``, from p_1 to p_h."""
+    """Returns 1 - R_h, the probability that a vertex is neither a seed nor found in the first h hops: ``(1 - p_0) (1 - p_1) ... (1 - p_h)``.
+
+    ``start`` is p_0, and ``reach`` is [p_1, ..., p_h].
+    """
     left = 1.0 - start
     for p in reach:
         left *= 1.0 - p

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 
 def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int]:
-    """Returns this process's rank in a group (None: the default group) and the number of ranks; (0, 1) without a group.
+    """Returns this process's rank in a group (None: the default group) and the number of ranks. For None, (0, 1) if torch.distributed is not initialised.
 
     Raises:
-        ValueError: this is not a process group, or this process is not in it.
+        ValueError: ``process_group`` is not a process group of this job, lacks this process, or is given although torch.distributed is not initialised.
     """
     ranks = members_of(process_group)
     return (0 if len(ranks) == 1 else ranks.index(dist.get_rank())), len(ranks)

@@ -163,9 +163,9 @@ class Job:
         return median([each[part] for at, each in enumerate(self.parts) if at != place] or [0.0])
 
     def expected(self, **changed: Sequence[float]) -> float:
-        """Returns the duration of the epoch if these parts took the given seconds on each rank instead.
+        """Predicts the duration of the epoch if some parts took other times. ``changed``: name of a part -> its seconds, by rank as in ``ranks``.
 
-        The slowest rank decides: the duration changes by the difference of the largest own work before and after.
+        The rank with the most own work decides: the duration changes as much as the largest value of ``own``.
         """
         after = [
             own + sum(seconds[place] - self.parts[place][part] for part, seconds in changed.items())

@@ -132,7 +132,10 @@ def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg
 
 
 def answer_joined(topology: PartTopology, packet: Tensor) -> Tensor:
-    """Answers the requests that another rank's :func:`in_step` put into one packet. An empty packet gets an empty answer."""
+    """Answers requests to draw from this host's neighbour lists, which another rank's :func:`in_step` put into one packet.
+
+    An empty packet gets an empty answer.
+    """
     return (
         pack([topology.answer(own) if own.numel() else NO_BYTES for own in unpack(packet)])
         if packet.numel()

@@ -78,9 +78,9 @@ class PartTopology(Topology):
     Args:
         graph: the lists of these parts.
         books: by vertex type, the partition book of the parts that hosts hold together.
-        part_id: the part in ``books`` that this host holds.
+        part_id: number of the part in ``books`` that this host holds. It may join several parts of the directory.
         edge_rows: for each relation, the attributes of the edges in ``graph``. Empty: no attributes.
-        seeds_are_held: True if batches start only from vertices of this host's part. The first hop then needs no round.
+        seeds_are_held: True if batches start only from vertices of this host's part. The first hop then needs no requests to other hosts.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class PPRSampler(NeighborSampler):
 
     @lazy
     def _graph(self) -> Relation:
-        """Neighbour lists of all vertices, if this process holds the whole graph."""
+        """Neighbour lists of all vertices. ValueError if this process does not hold the whole graph."""
         (relation,) = self.topology.as_typed().relations
         return relation if relation.links is None else replace(relation, edge_id=relation.links >> 32, links=None)
 

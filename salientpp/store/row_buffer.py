@@ -111,7 +111,7 @@ class RowBuffer:
             return True
 
     def _evict(self, least: int, upcoming: Sequence[Tensor]) -> bool:
-        """Drops the rows of at least this number of slots. Returns False, and drops none, if batches hold too many."""
+        """Drops rows, so that at least ``least`` more slots are free. Drops none and returns False if admitted batches still need too many rows."""
         may_go = ((self._holders == 0) & self._is_filled).nonzero().flatten()
         if may_go.numel() < least:
             return False

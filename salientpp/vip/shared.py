@@ -87,7 +87,7 @@ def shared_inclusion_probability(
 
 
 def _log_none(lists: ListSums, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
-    """Returns log(1 - P), [n], where P is the probability that a target is expanded and draws a neighbour with the random number ``r``.
+    """Returns log(1 - P), [n]. P is the probability that a target is expanded and draws a neighbour whose random number in the batch is ``r``.
 
     Args:
         place: position of the piece with the targets in ``lists.pieces``.

@@ -358,7 +358,10 @@ def _own_rows(tiers: Tiers, places: Any) -> Tensor:
 
 
 def _inner(source: RowSource) -> RowSource:
-    """Returns the source of rows as files store them: ``source`` itself, or the one whose rows an :class:`EncodedRows` encodes when they are taken."""
+    """Returns the rows as files store them.
+
+    An :class:`EncodedRows` encodes rows when they are taken. For such a ``source``, these are the rows that it encodes; else they are ``source`` itself.
+    """
     return source.wide if isinstance(source, EncodedRows) else source
 
 

@@ -25,7 +25,7 @@ class Budget:
 
     @classmethod
     def of(cls, memory: int | str) -> Budget:
-        """Returns the budget if the process may take ``memory`` in all. ``working`` is smaller, because Python, torch and imported modules already take a part.
+        """Returns the limits for a process that may take ``memory`` in all. ``working`` is 60% of what Python, torch and imported modules leave of it.
 
         Raises:
             ValueError: ``memory`` is not a number of bytes, or too little.

@@ -130,9 +130,11 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that a row, once used, is not used again within n = ``batches`` batches. Also returns its sum over smaller n.
+        """Returns two numbers for each bin, for batches that share draws in blocks.
 
-        The first use may be in any batch of its block; r batches of the block follow it. Later blocks contain the row independently of this block.
+        The first is the probability that a row, once used, is not used in the next ``batches`` batches. The second is the sum of this probability over
+        0, 1, ..., ``batches`` - 1 batches. The use may be in any batch of its block. So both are means over the number of batches that follow it there.
+        Later blocks contain the row independently of this block.
         """
         assert self.in_block is not None  # the caller handles independent draws
         size, places = self.block, min(self.block, 16)

@@ -74,7 +74,7 @@ class Planner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that the cache takes besides its rows. ``prior`` counts unless it is mapped from a file."""
+        """Bytes that the cache takes besides its rows. They include those of the probabilities in ``prior``, unless these are mapped from a file."""
         return self.shape.state_bytes + prior_bytes(self.prior)
 
     def _fill(self, members: Tensor) -> None:

@@ -217,7 +217,7 @@ class Lookahead(Cache):
         return found
 
     def begin_epoch(self) -> None:
-        """Empties the cache if batches of an earlier epoch were lost, because rows that they should have written to slots are missing."""
+        """Empties the cache if an earlier epoch was left while batches were in flight. Rows that these batches should have written to slots are missing."""
         if not self.planners:
             return
         if self.under_way:

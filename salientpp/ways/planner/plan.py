@@ -54,7 +54,7 @@ def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
 
 
 def best_of(lines: Sequence[Line]) -> Line:
-    """Returns the fastest combination, or the first one (the static cache) unless another saves at least the fraction :data:`WORTH_IT` of its time."""
+    """Returns the fastest combination if it takes less than ``1 - WORTH_IT`` of the time of the first one, else the first one (the static cache)."""
     best = min(lines, key=lambda line: line.cost.seconds)
     return best if best.cost.seconds < (1 - WORTH_IT) * lines[0].cost.seconds else lines[0]
 

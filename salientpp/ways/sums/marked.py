@@ -80,7 +80,9 @@ class Delivered:
 
 
 class Marked(Tensor):
-    """Tensor of a batch in which sums replace rows. It checks every operation on it.
+    """Tensor of a batch of a loader with ``partial_aggregation``, where one sum may stand for several rows.
+
+    An operation on it whose result may be wrong for that reason raises an error.
 
     Attributes:
         delivered: sizes, hops and sums of the tensor's batch.
