@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def is_ranked(self) -> bool:
-        """True if rankings are also compared with a low fanout."""
+        """True if preloading of one hop is also measured with a low fanout."""
         return self.layers == 3 and self.ranks_per_host == 2
 
     def __str__(self) -> str:

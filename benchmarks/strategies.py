@@ -25,7 +25,8 @@ from salientpp import NeighborLoader
 from salientpp.fullgraph import LocalGraph, distribute, local, loss_mean
 
 HEADS, LEARNING_RATE = 4, 0.005
-#: Most in-neighbours of other hosts that a vertex picks.
+#: Most in-neighbours of other hosts that a vertex picks. Recorded results with picks by VIP had other fanouts for random picks, so that equal numbers of
+#: rows were preloaded.
 FANOUT, FEW = 15, 2
 
 

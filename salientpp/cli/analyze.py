@@ -78,9 +78,9 @@ TEXTS = {
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
     "--parts-per-rank": "largest number of parts that one rank serves (default: 1)",
-    "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, the rows for auto are only forecast",
+    "--lookahead": "also count the rows that ranks fetch if they know their next W batches: a number or auto. Without it, the rows for auto are only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
-    "--partial-aggregation": "also count the rows and sums fetched if owners sum up the rows of last-hop neighbours",
+    "--partial-aggregation": "also count the rows and sums that ranks fetch if each rank adds up its rows of last-hop neighbours before it sends them",
     "--draw-block": "number of consecutive batches of a machine that share their random draws (default: 1)",
     "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
     "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_host("--parts-per-rank", type=int, metavar="M")
     ahead = parser.add_argument_group(
         "lookahead, shared draws and partial aggregation",
-        "Like the loader options of these names. They need uniform draws and a graph with one vertex type.",
+        "These options mean the same as the loader options of these names. They need uniform draws and a graph with one vertex type.",
     )
     add_ahead = adder(ahead, TEXTS)
     add_ahead("--lookahead", type=_lookahead, metavar="W")
@@ -144,8 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead("--draw-block", type=int, metavar="B")
     ways = parser.add_argument_group(
         "sampling, on a dataset directory",
-        "Like the loader arguments of these names. With one of them, or with several vertex types, rows are counted per type, for the "
-        "policies vip, vip-hop, degree, random and oracle.",
+        "These options mean the same as the loader arguments of these names. If one is given, or if the graph has several vertex types, rows are counted "
+        "for each vertex type, under the policies vip, vip-hop, degree, random and oracle.",
     )
     add_draw = adder(ways, TEXTS)
     add_draw("--link", nargs="?", const="", metavar="EDGE_TYPE")
