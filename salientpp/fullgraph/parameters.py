@@ -61,7 +61,8 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
             continue
         if name == "CheckpointFunctionBackward":
             raise ValueError(
-                "torch.utils.checkpoint(..., use_reentrant=True) in the model would leave gradients of parameters on their rank; pass use_reentrant=False"
+                "torch.utils.checkpoint(..., use_reentrant=True) in the model would keep gradients of parameters from being summed over the ranks; pass "
+                "use_reentrant=False"
             )
         variable = getattr(node, "variable", None)
         if id(variable) in stand_ins:
@@ -73,7 +74,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
 def _refusal(model: torch.nn.Module, parameter: Any) -> str:
     path = next(path for path, each in model.named_parameters() if each is parameter)
     return (
-        f"the gradient of the parameter {path} would stay on this rank, because rows that depend on it were computed before the model was called, or because "
-        "an autograd.Function or a TorchScript function got it from a list, a dict or a closure. Compute such rows in the model's forward, and pass the "
-        "parameter to such a function as an attribute of its module"
+        f"the gradient of the parameter {path} would not be summed over the ranks, because rows that depend on it were computed before the model was called, "
+        "or because an autograd.Function or a TorchScript function got it from a list, a dict or a closure. Compute such rows in the model's forward, and "
+        "pass the parameter to such a function as an attribute of its module"
     )

@@ -77,8 +77,8 @@ class PreloadedGraph(LocalGraph):
             wrong = "weights"
         if wrong is not None:
             raise ValueError(
-                "a preloaded part normalises by degrees of the whole graph. It knows these degrees for part.edge_index, and for attributes of its edges as "
-                f"they were loaded, but the model got other {wrong}; pass part.edge_index and an attribute of the part, or open the part without preload"
+                f"a preloaded part normalises by degrees of the whole graph, which are known only for its edges and edge attributes as loaded, but the model "
+                f"got other {wrong}; pass part.edge_index and an edge attribute of the part, never written to, or open the part without preload"
             )
         weight = None if edge_weight is None else getattr(whole, names[0])
         values = compute(whole.edge_index, weight, whole.num_own)

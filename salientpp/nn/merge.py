@@ -275,8 +275,8 @@ def _check_unchanged(conv: MessagePassing) -> None:
         )
     if (changed := change_of(conv, with_hooks=False)) is not None:
         raise RuntimeError(
-            f"{type(conv).__name__} {changed} on a batch with sums, where its code would see only some messages; undo it, put the code into a subclass of the "
-            "layer, or use batches without partial_aggregation"
+            f"{type(conv).__name__} {changed}, but on a batch with sums (partial_aggregation), changed code and hooks would see only some messages; undo the "
+            "change, put the code into a subclass of the layer, or use batches without partial_aggregation"
         )
 
 
@@ -303,7 +303,7 @@ def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) ->
         )
     if not isinstance(conv, GCNConv) and x.requires_grad:
         raise ValueError(
-            f"{name} was given an x that requires a gradient, but rows in sums get none; detach x, or leave partial_aggregation out"
+            f"{name} was given an x that requires a gradient, but the rows in sums would get no gradient; detach x, or leave partial_aggregation out"
         )
     served = _REDUCTIONS[type(conv.aggr_module)]
     if partial.reduction not in served:
@@ -331,8 +331,8 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
         )
     if weight.requires_grad:
         raise ValueError(
-            f"{name} was given an edge_weight that requires a gradient, but weights of edges that sums replace get none; detach it, or leave "
-            "the loader's partial_aggregation out"
+            f"{name} was given an edge_weight that requires a gradient, but the weights of edges that sums replace would get no gradient; detach edge_weight, "
+            "or leave the loader's partial_aggregation out"
         )
     if not (isinstance(weight, Marked) and weight.role == EDGE_WEIGHTS and weight.is_given):
         raise RuntimeError(

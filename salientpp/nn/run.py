@@ -166,8 +166,9 @@ class TrimmedRun(Noted, TorchFunctionMode):
             if len(numbers) < 2:
                 raise
             raise type(error)(
-                f"{getattr(func, '__name__', func)} of {type(self.model).__name__} was given {' and '.join(map(str, numbers))} rows of one batch ({error}); "
-                "layers of a trimmed model give only the needed rows; give this function rows of one layer only, or do not use salientpp.nn.trim on this model"
+                f"{getattr(func, '__name__', func)} of {type(self.model).__name__} was given tensors with {' and '.join(map(str, numbers))} rows of "
+                f"one batch ({error}); each layer of a trimmed model computes only the rows that later layers need; give this function tensors of one layer "
+                "only, or do not use salientpp.nn.trim on this model"
             ) from error
 
     @torch.compiler.disable

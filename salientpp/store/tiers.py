@@ -71,7 +71,9 @@ class Tier:
         """Returns the tensor from which a device reads an attribute. Only for a tier that is ``on_device``."""
         source = self.rows[name]
         if not isinstance(source, TensorRows):
-            raise TypeError(f"rows of {name!r} that a device reads must be a TensorRows, got {type(source).__name__}")
+            raise TypeError(
+                f"a device can read rows of {name!r} only from a TensorRows, got {type(source).__name__}; make the tier with one, or with on_device=False"
+            )
         return source.tensor
 
 

@@ -422,11 +422,11 @@ def check_replication_factor(replication_factor: float) -> float:
     number = as_real(replication_factor)
     if number is None or number < 0:
         raise ValueError(
-            f"replication_factor must be >= 0 (cached rows of a part, divided by N / K), got {replication_factor!r}"
+            f"replication_factor must be >= 0 (cached rows of a part, divided by the mean number of rows of a part), got {replication_factor!r}"
         )
     if number > _LARGEST_ALPHA:
         raise ValueError(
-            f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts as factor, a cache already has all rows), got {number:g}"
+            f"replication_factor must be at most {_LARGEST_ALPHA:g} (the number of parts is enough to cache all rows), got {number:g}"
         )
     return number
 

@@ -252,8 +252,8 @@ def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSou
     fingerprint, owner = cache.owner or ("", None)
     if fingerprint != contents_of(source) or owner is None:
         raise ValueError(
-            f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {contents_of(source) or 'none'}), "
-            "or was made before the directory was partitioned again; take the cache of a loader on the same dataset directory"
+            f"the given cache must hold rows of this loader's dataset, encoded in the same way (fingerprint {contents_of(source) or 'none'}), got rows of "
+            f"another dataset, encoding or partitioning ({fingerprint or 'none'}); take the cache of a loader on the same directory with the same send_as"
         )
     if owner != part_id:
         raise ValueError(
@@ -267,7 +267,9 @@ def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSou
         if of_type is None or name not in of_type.rows:
             names = tuple(dict.fromkeys(name for _, name in source.exchanged))
             of = "" if type_ is None else f" of {type_!r}"
-            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make its loader with columns={names}")
+            raise ValueError(
+                f"the given cache has no rows of {name!r}{of}, which this loader's batches get; make the cache by a loader with columns={names}"
+            )
         rows, cached = source.rows_of(column), of_type.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(

@@ -419,9 +419,9 @@ def mistaken(rank: int, mistake: str) -> str:
     ("mistake", "words"),
     [
         ("edges", "ValueError: a preloaded part normalises by degrees of the whole graph"),
-        ("weights", "as they were loaded, but the model got other weights; pass part.edge_index and an attribute"),
-        ("a write", "as they were loaded, but the model got other weights"),
-        ("a gradient", "as they were loaded, but the model got other weights"),
+        ("weights", "as loaded, but the model got other weights; pass part.edge_index and an edge attribute"),
+        ("a write", "as loaded, but the model got other weights"),
+        ("a gradient", "as loaded, but the model got other weights"),
     ],
 )
 def test_normalisation_by_other_edges_or_weights_is_refused(mistake, words):

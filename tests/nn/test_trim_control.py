@@ -256,7 +256,7 @@ def test_numbers_of_rows_that_do_not_fit_raise_a_clear_error(batch):
     model = salientpp.nn.trim(Between(function).double())
     step(model, batch)
     later.append(True)
-    words = r"einsum of Between was given 13 and \d+ rows of one batch.*do not use salientpp.nn.trim on this model"
+    words = r"einsum of Between was given tensors with 13 and \d+ rows of one batch.*do not use salientpp.nn.trim on this model"
     with pytest.raises(RuntimeError, match=words):
         step(model, batch)
     model = Between(function).double()

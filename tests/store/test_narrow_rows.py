@@ -526,5 +526,5 @@ def test_ranks_agree_on_formats_and_a_cache_holds_rows_of_that_format(roots):
         assert (
             "all ranks must have the same send_as, got {'x': 'fp16'} on rank 0 and {'x': 'bf16'} on rank 1" in words[1]
         )
-        assert "the given cache holds rows of another dataset" in words[2]
+        assert "the given cache must hold rows of this loader's dataset, encoded in the same way" in words[2]
         assert len(words) == 3

@@ -127,7 +127,7 @@ def test_the_capacity_is_exact_if_alpha_n_over_k_is_whole():
 
 @pytest.mark.parametrize("alpha", [-0.1, -1, math.nan, math.inf, -math.inf, "x", None, [0.1]], ids=repr)
 def test_a_bad_replication_factor_is_refused(alpha):
-    text = f"replication_factor must be >= 0 (cached rows of a part, divided by N / K), got {alpha!r}"
+    text = f"replication_factor must be >= 0 (cached rows of a part, divided by the mean number of rows of a part), got {alpha!r}"
     with pytest.raises(ValueError, match=re.escape(text)):
         plan_cache(torch.ones(10), BOOK, 0, alpha)
     with pytest.raises(ValueError, match="replication_factor must be >= 0"):
@@ -260,14 +260,14 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     if rank == 0:
         _dataset(Path(roots["own"]), 2, assigned=(torch.arange(200) < 100).long())
     dist.barrier()
-    with pytest.raises(ValueError, match="cache holds rows of another dataset"):
+    with pytest.raises(ValueError, match="cache must hold rows of this loader's dataset"):
         make(roots["own"], cache=caches["own"])
     if rank == 0:
         _dataset(Path(roots["own"]), 2)
     dist.barrier()
     make(roots["own"], cache=caches["own"])
     data = random_data(200, 900)
-    with pytest.raises(ValueError, match="cache holds rows of another dataset"):
+    with pytest.raises(ValueError, match="cache must hold rows of this loader's dataset"):
         NeighborLoader(data, [4, 2], batch_size=16, cache=caches["own"])
     return said
 
@@ -283,12 +283,15 @@ def test_a_stored_cache_serves_only_its_own_contents_and_part(tmp_path):
     roots["copy"] = str(tmp_path / "copy")
     for said in distributed.run(_with_caches_of_others, 2, roots, seconds=240):
         for name in ("other rows", "other edges", "other parts", "nobody's"):
-            assert "cache holds rows of another dataset" in said[name], name
+            assert "cache must hold rows of this loader's dataset" in said[name], name
         assert (
             "was chosen for part" in said["other part"]
             and "take the cache of a loader on that part" in said["other part"]
         )
-        assert "holds no rows of 'x'; make its loader with columns=('x',)" in said["z"]
+        assert (
+            "has no rows of 'x', which this loader's batches get; make the cache by a loader with columns=('x',)"
+            in said["z"]
+        )
         assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5
 
 

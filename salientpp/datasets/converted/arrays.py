@@ -27,6 +27,9 @@ from salientpp.datasets.npz import scalar
 #: Function ``read(count)``, which returns the next ``count`` entries of an array.
 Read = Callable[[int], np.ndarray]
 
+#: Version of numpy's format -> function that reads the header.
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
 
 @dataclass(frozen=True)
 class StoredArray:
@@ -51,14 +54,18 @@ class StoredArray:
         with _opened(path, member, name) as (file, size):
             try:
                 version = np.lib.format.read_magic(file)
-                if version not in ((1, 0), (2, 0)):
-                    raise ValueError(f"its format has version {version}, which only arrays of records need")
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, fortran, dtype = read(file)
+                read = _HEADERS.get(version)
+                header = None if read is None else read(file)
             except OSError as error:
                 raise unreadable(name, error) from error
             except Exception as error:  # numpy, zipfile and zlib do not document their errors
                 raise ValueError(f"{name} is not an array as numpy.save writes it ({first_line(error)})") from error
+            if header is None:
+                raise ValueError(
+                    f"{name} has version {version[0]}.{version[1]} of numpy's format, which is not for plain numbers (3.0 is for records); it must hold "
+                    "numbers; save it as a plain array"
+                )
+            shape, fortran, dtype = header
             if dtype.hasobject or dtype.fields is not None:
                 raise ValueError(f"{name} must hold numbers, got dtype {dtype}")
             offset = file.tell()

@@ -134,7 +134,8 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
         raise ValueError(f"{name}: skip={skip} is for lines of text, and no file is text; leave skip out")
     if any(named) and (not all(named) or named[0] == named[1] or kinds["edges"] == "npy"):
         raise ValueError(
-            f"{name}: source= and target= must name two columns of Parquet files, or of the header of text"
+            f"{name}: source= and target= must name two different columns of Parquet files or of a header of text, got source={named[0]!r}, "
+            f"target={named[1]!r} for {kinds['edges']} files; give both, or leave both out"
         )
     if kinds.get("nodes", "parquet") != "parquet":
         raise ValueError(

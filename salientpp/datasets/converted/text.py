@@ -255,8 +255,8 @@ def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
     are_numbers = [any(_is_numbers(line) for line in head[:skip]) for head in heads]
     if any(are_numbers) and not are_numbers[0]:
         raise ValueError(
-            f"{paths[are_numbers.index(True)]}: skip={skip} would leave out numbers in its first lines, but in {paths[0]} it leaves out no numbers; give the "
-            "header to all files or to none"
+            f"{paths[are_numbers.index(True)]}: skip={skip} would skip numbers at the start of this file, but none in {paths[0]}; give all files a "
+            "header of as many lines, or give none a header and leave skip out"
         )
     return heads
 

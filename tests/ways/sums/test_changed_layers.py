@@ -47,7 +47,7 @@ MAPS = {"GCNConv": "lin", "SAGEConv": "lin_l", "GINConv": "nn"}
 #: Changes of the code that passes messages.
 CODE = (*MESSAGES, "hook for all linear maps")
 REFUSED = (
-    r"(has|runs) .* on a batch with sums, where (its code|the hook) would see only some messages; (undo it|remove it)"
+    r"(has|runs) .* on a batch with sums.*(changed code and hooks|the hook) would see only some messages; (undo the change|remove it)"
     r"|merge_partial: .* (has|runs) .*, so a sum of rows may not replace its messages"
 )
 #: Changes that read all rows, or count calls.

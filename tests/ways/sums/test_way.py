@@ -630,5 +630,5 @@ def test_weights_other_than_those_in_the_sums_are_refused(roots):
         RuntimeError, match="mul_ was called on values from the weights of a batch with sums.* in place"
     ):
         batch.w.mul_(2)
-    with pytest.raises(ValueError, match="requires a gradient, but weights of edges"):
+    with pytest.raises(ValueError, match="requires a gradient, but the weights of edges"):
         conv(batch.x, batch.edge_index, batch.w.requires_grad_())
