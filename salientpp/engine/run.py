@@ -56,16 +56,13 @@ class Run:
         finish: Callable[[Any], Any] | None = None, by_hand: ByHand | None = None,
     ) -> None:  # fmt: skip
         self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
-        self._epochs, self._most_ahead = (
-            copy.copy(producer.basis.epochs),
-            producer.most_ahead,
-        )  # a copy: a loaded state changes only the next epoch
+        self._epochs = copy.copy(producer.basis.epochs)  # a copy: a loaded state changes only the next epoch
+        self._most_ahead = producer.most_ahead
         self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
-        self._pipeline = producer.pipeline(by_hand)
-        self._ahead: deque[Request] = deque()
+        self._pipeline, self._ahead = producer.pipeline(by_hand), deque[Request]()
         self._first = 0 if resume is None else resume.batches  # first batch to deliver
-        self._requested = self._placed = self._first  # batches given to the sampling threads, and to the pipeline
-        self._entered = self._first  # ticks. Several ranks agree on the first; a single rank has a batch in each
+        # Batches given to the sampling threads and to the pipeline, and ticks. Several ranks agree on the first tick; a single rank has a batch in each.
+        self._requested = self._placed = self._entered = self._first
         self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
         self.reached = Reached(epoch, self._first)
         self.times = EpochTimes(epoch, producer.stages.trace)
