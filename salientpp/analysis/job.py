@@ -130,7 +130,7 @@ class Job:
 
     @property
     def part(self) -> Any:
-        """The graph, in the parts that ranks visit."""
+        """The partitioned graph. Parts whose seeds the same ranks take are joined into one."""
         return self.engines[0].basis.source.part
 
     @property

@@ -139,7 +139,9 @@ def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition
     if not folder:
         raise ValueError(f"expected {name}:DIR, or {name}:DIR,y=FILE,train=FILE, got {dataset!r}")
     if (Path(folder) / next(FORMATS[other] for other in FORMATS if other != name)).is_file():
-        raise ValueError(f"{folder} is a {' or '.join(other for other in FORMATS if other != name)}, got {dataset!r}")
+        raise ValueError(
+            f"{folder} is a {' or '.join(other for other in FORMATS if other != name)}, got {dataset!r}; name it in place of {name!r}"
+        )
     return call_with(load_partition, name, with_spec(dataset, spec, parameters, as_text=True), root=Path(folder))
 
 

@@ -21,7 +21,11 @@ SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 
 
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
-    """Describes this rank's seeds for :class:`Facts`. ``split``: name of the stored split that these seeds are, or None."""
+    """Returns entries [first part, one past the last part, number of seeds, digest], by which the ranks compare their seeds (:attr:`Facts.seeds`).
+
+    Args:
+        split: name of the stored split if the seeds are one; it then stands in for the digest.
+    """
     seeds, parts = source.seeds, placement.own_parts
     if not parts:  # a storage rank
         return []

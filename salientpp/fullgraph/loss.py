@@ -98,7 +98,7 @@ def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if prediction.is_floating_point() and not torch.equal(prediction, prediction.round()):
         raise ValueError(
-            f"prediction must be classes (integers), or scores [..., C], one per class, {given}, where prediction has fractions; if the model "
-            "gives one score for two classes, pass out > 0"
+            f"prediction has fractions in the shape of y, so it is neither classes (integers) nor scores [..., C] with one score per class, {given}; if the "
+            "model gives one score for two classes, pass `prediction > 0`"
         )
     return prediction, y

@@ -99,14 +99,16 @@ class Announced:
 
 
 def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Mapping[str, Any]) -> Announced | None:
-    """Tells the storage ranks of a graph that a loader is made. Returns None without such ranks, and on a storage rank.
+    """Tells the storage ranks of a graph that this rank makes a loader.
+
+    Returns None if there are no storage ranks, or if this is a storage rank that makes the loader because rank 0 told it to.
 
     Args:
         part: the loader's data.
-        sampling, options, kwargs: the loader's arguments, as given. The loader itself has those that name seeds.
+        sampling, options, kwargs: the user's arguments, without those that name seeds, which ``loader._seeds_given()`` returns.
 
     Raises:
-        ValueError: this rank stores.
+        ValueError: the script of a storage rank makes a loader itself.
     """
     if not isinstance(part, PartitionedGraph) or not part.num_storage_ranks:
         return None

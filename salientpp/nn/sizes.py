@@ -53,7 +53,7 @@ class RowCount(int):
         return found
 
     def use(self) -> None:
-        """Records a use as a shape, which does no harm."""
+        """Records that the model used this number in a shape or compared it for equality. Such a use does not need more rows to be computed."""
         for reading in self.readings:
             reading.is_used = True
 

@@ -93,7 +93,7 @@ _living: weakref.WeakValueDictionary[int, Progress] = weakref.WeakValueDictionar
 
 
 def expect(thread: threading.Thread) -> None:
-    """Records that a thread, which has begun to run, may start collectives."""
+    """Tells the standstill check that a running thread can start collectives. This rank then counts as waiting only if the thread waits too."""
     # Changed in single steps of the interpreter, because several threads may be here at once.
     _threads.difference_update([each for each in [*_threads] if not each.is_alive()])
     _threads.add(thread)

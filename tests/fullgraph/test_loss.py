@@ -51,8 +51,8 @@ RIGHT: dict[str, tuple[Tensor, Tensor, float]] = {
 
 #: name -> prediction, y, and the error's words
 WRONG: dict[str, tuple[Tensor, Tensor, str]] = {
-    "a column of scores": (torch.randn(6, 1), BINARY, r"y \[6\], where prediction has fractions; .* pass out > 0"),
-    "a column of scores, a column": (torch.randn(6, 1), BINARY[:, None], r"prediction \[6, 1\] and y \[6, 1\], where prediction"),
+    "a column of scores": (torch.randn(6, 1), BINARY, r"prediction has fractions in the shape of y.* y \[6\]; .* pass `prediction > 0`"),
+    "a column of scores, a column": (torch.randn(6, 1), BINARY[:, None], r"has fractions .* prediction \[6, 1\] and y \[6, 1\]; "),
     "one score each": (torch.rand(6), BINARY, "prediction has fractions"),
     "several labels": (torch.randn(6, 3), torch.randint(2, (6, 3)), "prediction has fractions"),
     "several labels of other number": (torch.randn(6, 3), torch.randint(2, (6, 2)), r"got prediction \[6, 3\] and y \[6, 2\]"),

@@ -57,7 +57,7 @@ def copy_to_disk(
         verify: how to check files that the copy has already: 'quick' compares sizes and sampled checksums, 'full' reads every byte.
         progress: a :class:`~salientpp.Progress`, which receives the name of every file before the file is copied.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
-        storage_ranks: as given to :func:`load`. A storage rank copies the parts that it stores, and a rank that trains the parts whose seeds it visits.
+        storage_ranks: as given to :func:`load`. A storage rank copies the parts that it stores. A rank that trains copies those from which it takes seeds.
 
     Returns:
         The path of the copy, ``to/<name of root>``, for :func:`salientpp.load`.

@@ -47,7 +47,10 @@ class Waiting:
         self._follows = False
 
     def after(self, number: int, reach: int, type_: str | None) -> Tensor | None:
-        """Returns the remote ids of the ``number``-th batch to enter next, or None if it is not within ``reach`` ticks."""
+        """Returns the remote ids of the ``number``-th waiting batch; 1 is the next that enters the pipeline.
+
+        None if fewer batches wait, or if its tick is more than ``reach`` ticks after that of the batch that entered last.
+        """
         if number > len(self._batches):
             return None
         _, tick, places = self._batches[number - 1]
