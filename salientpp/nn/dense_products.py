@@ -80,8 +80,9 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad.contiguous()
         found = [grad.sum(0) if ctx.needs_input_grad[0] else None]
+        saved = ctx.saved_tensors  # each access unpacks all of them, and a checkpoint refuses a second one
         for number, needed in enumerate(ctx.needs_input_grad[1:]):
-            other = ctx.saved_tensors[number ^ 1]
+            other = saved[number ^ 1]
             if not needed:
                 found.append(None)
             elif number % 2:

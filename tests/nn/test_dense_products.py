@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from trimmed import WIDTH, batch_of, graph
 
 import salientpp
@@ -66,6 +67,21 @@ def test_a_tensor_without_gradient_leaves_the_others_their_own(convolutions, fro
     wanted = [each for each in given if each.requires_grad]
     found = torch.autograd.grad(add_products(given[0], given[1:3], given[3:5]).square().sum(), wanted)
     expected = torch.autograd.grad(of_torch(given[0], given[1:3], given[3:5]).square().sum(), wanted)
+    assert convolutions
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_checkpoint_computes_convolutions_again(convolutions):
+    given = [random(*shape, dtype=torch.float32) for shape in ((5,), (7, 3), (5, 3), (7, 2), (5, 2))]
+
+    def products(bias: Tensor, *factors: Tensor) -> Tensor:
+        return add_products(bias, factors[:2], factors[2:])
+
+    def gradients(out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out.square().sum(), given)
+
+    expected = gradients(products(*given))
+    found = gradients(checkpoint(products, *given, use_reentrant=False))
     assert convolutions
     torch.testing.assert_close(found, expected)
 
