@@ -252,8 +252,9 @@ def _begin(trimmed: Trimming, frame: Any) -> None:
 
 
 def _is_followed() -> bool:
-    """Returns True inside ``torch.compile``, ``torch.jit.trace`` or forward-mode autograd, where a model must run untrimmed."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
+    """Returns True inside ``torch.compile``, ``torch.jit.trace``, ``torch.func`` or forward-mode autograd, where a model must run untrimmed."""
+    is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return is_compiled or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _planned(trial: CheckedCall, trimmed: Trimming, key: Any, has_changed: bool, frame: Any) -> Planned:

@@ -149,6 +149,16 @@ def test_tools_give_what_they_give_for_the_plain_model(model, tool, batch):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("tool", ["func.grad", "func.hessian", "jacrev", "vmap"])
+@pytest.mark.parametrize("model", MODELS)
+def test_transforms_of_torch_func_run_a_model_untrimmed_after_a_training_step(model, tool, batch):
+    """The step leaves a plan, but the operations of a trimmed call cannot be transformed."""
+    plain, ours = made(model), salientpp.nn.trim(made(model))
+    seeds(ours, batch).sum().backward()
+    for expected, got in zip(flat(TOOLS[tool](plain, batch)), flat(TOOLS[tool](ours, batch)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
 class Stateful(nn.Module):
     """A recurrent unit over layers, whose first states are rows."""
 

@@ -130,6 +130,7 @@ USED = {
     "torch.Tensor._make_wrapper_subclass",
     "torch._C.DisableTorchFunction",
     "torch._C.DisableTorchFunctionSubclass",
+    "torch._C._are_functorch_transforms_active",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._autograd._pop_saved_tensors_default_hooks",
