@@ -31,7 +31,7 @@ from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import TrimmedRun
 from salientpp.nn.trace import TrimPlan
 from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks, has_other_modes
-from salientpp.ops import keep_freed_blocks, return_freed_memory
+from salientpp.ops import keep_freed_blocks, return_growth
 from salientpp.sampling.hops import Hops, demand
 from salientpp.suggestions import suggest_arguments
 
@@ -44,7 +44,7 @@ MAX_PLANS = 32
 #: Numbers inside containers get plans of their own only if they are smaller than this, as dimensions are.
 _MAX_CHOICE = 8
 
-#: Number of calls after which freed memory is returned to the system once.
+#: Number of calls after which freed memory is returned to the system once, if the process has grown.
 _KEEPING_CALLS = 8
 
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
@@ -230,7 +230,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
             planned = _planned(trial, trimmed, key, has_changed, frame)
             keep_freed_blocks(True)  # each step makes about the same tables
         elif planned.calls % _KEEPING_CALLS == 0:
-            return_freed_memory()  # batches differ in size, so that more and more kept blocks fit no table
+            return_growth()  # batches differ in size, so that more and more kept blocks fit no table
         planned.calls += 1
         may_repeat = planned.plan is not None and planned.functions is not None
         before = Before(model, planned, attributes, parameters, (args, kwargs)) if may_repeat else None

@@ -16,6 +16,7 @@ from salientpp.ops.memory import (
     keep_freed_blocks,
     return_freed_blocks,
     return_freed_memory,
+    return_growth,
     use_huge_pages,
 )
 from salientpp.ops.nn import (
