@@ -131,5 +131,8 @@ def _set_limits() -> None:
     if set_option is None or any(name in os.environ for name in _SET_BY_USER):
         return
     keeps = _keeping and not _asking
-    set_option(_OWN_PAGES, _SMALLEST if _asking else _LARGEST if keeps else _USUAL)
+    if not set_option(_OWN_PAGES, _SMALLEST if _asking else _LARGEST if keeps else _USUAL):
+        set_option(
+            _OWN_PAGES, _USUAL
+        )  # before 2.35, glibc refuses larger values, and would keep the one of this moment
     set_option(_RETURNED, -1 if keeps else 128 << 10)  # -1: never, except by return_freed_memory()

@@ -6,6 +6,7 @@ import os
 import resource
 import statistics
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -77,6 +78,24 @@ def _own_pages_by_call(rank: int) -> list[bool]:
 @needs_counts_of_blocks
 def test_a_trimmed_model_keeps_freed_blocks_unless_others_want_them_returned():
     assert distributed.run(_own_pages_by_call, 1) == [[True, False, True, True, False, True, True]]
+
+
+def test_a_c_library_that_refuses_the_limit_gets_its_largest(monkeypatch):
+    options = {-3: 128 << 10}
+
+    def mallopt(option: int, value: int) -> int:
+        if option == -3 and value > 32 << 20:
+            return 0
+        options[option] = value
+        return 1
+
+    monkeypatch.setattr(
+        sys.modules["salientpp.ops.memory"].ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt)
+    )
+    for name in ("_keeping", "_asking"):
+        monkeypatch.setattr(sys.modules["salientpp.ops.memory"], name, 0)
+    ops.keep_freed_blocks(True)
+    assert options == {-3: 32 << 20, -1: -1}
 
 
 def _own_pages_in_comparisons(rank: int) -> list[bool]:
