@@ -52,7 +52,8 @@ def _is_faster_as_convolution(rows: Tensor, weight: Tensor) -> bool:
         return False
     # The user may allow fewer bits in one of the two.
     library: Any = torch.backends.mkldnn
-    return bool(library.enabled) and library.conv.fp32_precision == library.matmul.fp32_precision
+    precisions = {each.fp32_precision for each in (library.conv, library.matmul)}
+    return bool(library.enabled) and (len(precisions) == 1 or precisions == {"none", "ieee"})  # "none" is "ieee" too
 
 
 def _convolution(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

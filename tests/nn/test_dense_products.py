@@ -145,6 +145,8 @@ def test_only_contiguous_float32_with_equal_precision_and_threads_is_convolved(c
     try:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
         assert not convolved(rows, weight)
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # of torch.set_float32_matmul_precision("highest")
+        assert convolved(rows, weight)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
