@@ -51,8 +51,10 @@ _held = 0
 
 
 def return_growth() -> None:
-    """Calls :func:`return_freed_memory` if the process has grown by 256 MiB or more since this function's last return of memory."""
+    """Calls :func:`return_freed_memory` if the process has grown by 256 MiB or more since this function's last return, and the user has set no limits."""
     global _held
+    if _is_set_by_user():
+        return
     held = _held_bytes()
     if held is not None and held - _held < _GROWTH:
         _held = min(held, _held)
@@ -79,8 +81,9 @@ _OWN_PAGES, _RETURNED = -3, -1
 #: Data sets are mostly larger than the second value, so they return to the system when they are freed. The second option is 128 KiB at the start.
 _SMALLEST, _LARGEST, _USUAL = 4 << 20, 1 << 30, 32 << 20
 
-#: Environment variables in which a user sets these options.
+#: Environment variables in which a user sets these options, and their names in the variable ``GLIBC_TUNABLES``.
 _SET_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_TUNABLES = ("glibc.malloc.mmap_threshold=", "glibc.malloc.trim_threshold=")
 
 #: Number of calls of :func:`return_freed_blocks` that no :func:`end_return_of_freed_blocks` has ended, whether :func:`keep_freed_blocks` holds, and their
 #: lock. The lock is reentrant, because a garbage collection may call the second function within the first.
@@ -125,10 +128,15 @@ def keep_freed_blocks(keep: bool) -> None:
         return_freed_memory()
 
 
+def _is_set_by_user() -> bool:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(name in os.environ for name in _SET_BY_USER) or any(name in tunables for name in _TUNABLES)
+
+
 def _set_limits() -> None:
     """Sets the two options, unless the user has set one or the process uses another C library."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None or any(name in os.environ for name in _SET_BY_USER):
+    if set_option is None or _is_set_by_user():
         return
     keeps = _keeping and not _asking
     if not set_option(_OWN_PAGES, _SMALLEST if _asking else _LARGEST if keeps else _USUAL):

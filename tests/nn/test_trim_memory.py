@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import distributed
+import pytest
 import torch
 import torch_geometric.nn as pyg
 from own_pages import has_own_pages, needs_counts_of_blocks
@@ -96,6 +97,26 @@ def test_a_c_library_that_refuses_the_limit_gets_its_largest(monkeypatch):
         monkeypatch.setattr(sys.modules["salientpp.ops.memory"], name, 0)
     ops.keep_freed_blocks(True)
     assert options == {-3: 32 << 20, -1: -1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1000000"),
+        ("GLIBC_TUNABLES", "glibc.malloc.check=0:glibc.malloc.mmap_threshold=1000000"),
+    ],
+)
+def test_limits_of_the_user_stay_and_nothing_is_returned_between_comparisons(monkeypatch, name, value):
+    def called(*args: int) -> int:
+        raise AssertionError("the C library was asked")
+
+    memory = sys.modules["salientpp.ops.memory"]
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=called, malloc_trim=called))
+    monkeypatch.setattr(memory, "_keeping", False)
+    monkeypatch.setattr(memory, "_held_bytes", lambda: 1 << 40)
+    monkeypatch.setenv(name, value)
+    ops.keep_freed_blocks(True)
+    ops.return_growth()
 
 
 def _own_pages_in_comparisons(rank: int) -> list[bool]:
