@@ -116,9 +116,9 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
     if made_here is not None:
         made_here.connects = True
         return None
-    if part.stores:
+    if part.only_stores:
         error = ValueError(
-            "this rank only stores (storage_ranks of salientpp.load), so it makes no loader of its own; call salientpp.serve(part) where part.stores is True"
+            "this rank only stores (storage_ranks of salientpp.load), so it makes no loader itself; call salientpp.serve(part) where part.only_stores is True"
         )
         go_astray(error)
         raise error
@@ -165,10 +165,10 @@ def _sent(options: Options, arguments: Mapping[str, Any]) -> dict[str, Any]:
 _OF_SEEDS = ("input_nodes", "input_time", "input_id", "edge_label_index", "edge_label", "edge_label_time")
 
 
-def _to_json(name: str, value: Any, is_type: bool = False) -> Any:
+def _to_json(name: str, value: Any) -> Any:
     """Returns an argument as JSON. Of seeds, and of values of seeds, only the dtype and the shape are told."""
     if name in _OF_SEEDS and isinstance(value, (Tensor, np.ndarray)):
-        like = torch.as_tensor(value)
+        like = value if isinstance(value, Tensor) else torch.from_numpy(value)
         if name == "edge_label_index":
             return {"empty": ["int64", [2, 0]]}
         dtype = "int64" if like.dtype == torch.bool else str(like.dtype).removeprefix("torch.")

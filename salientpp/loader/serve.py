@@ -135,9 +135,9 @@ def serve(*parts: PartitionedGraph) -> None:
         ValueError: this rank trains, or there is no graph.
         RankFailure: a rank that trains failed or is gone.
     """
-    if not parts or not all(isinstance(part, PartitionedGraph) and part.stores for part in parts):
+    if not parts or not all(isinstance(part, PartitionedGraph) and part.only_stores for part in parts):
         raise ValueError(
-            "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.stores is True"
+            "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.only_stores is True"
         )
     roles = Roles.of_job(parts[0].num_storage_ranks)
     storage = _Storage({part.fingerprint: part for part in parts}, roles)

@@ -47,7 +47,7 @@ def ids_of(batches: Any) -> list[list[int]]:
 def on_ranks(rank: int, num_storage_ranks: int, of_trainer: Callable[..., Any], root: Path, *args: Any) -> Any:
     """Serves on a storage rank; on any other calls ``of_trainer``."""
     part = salientpp.load(root, storage_ranks=num_storage_ranks)
-    if part.stores:
+    if part.only_stores:
         salientpp.serve(part)
         return "stored"
     return of_trainer(rank, part, *args)
@@ -143,7 +143,7 @@ def _differ(rank: int, root: Path) -> str:
     part = salientpp.load(root, storage_ranks=1)
     with pytest.raises(ValueError) as raised:
         salientpp.load(root, storage_ranks=2)
-    if part.stores:
+    if part.only_stores:
         assert part.rows()[None]["x"].shape[0] == 0, "a storage rank visits no seeds, so its own part is empty"
         salientpp.serve(part)
     return str(raised.value)
@@ -214,7 +214,7 @@ def _copies(rank: int, root: Path, to: Path) -> tuple[list[str], Any]:
     copy = salientpp.copy_to_disk(root, to / str(rank), storage_ranks=1)
     part = salientpp.load(copy, storage_ranks=1)
     parts = sorted(path.name[-1] for path in copy.glob("part-*"))
-    if part.stores:
+    if part.only_stores:
         salientpp.serve(part)
         return parts, None
     return parts, len(ids_of(loader_of(part)))

@@ -57,7 +57,7 @@ def on_ranks(
 ) -> Any:
     """Serves on a storage rank; on any other calls ``of_trainer``."""
     parts = [salientpp.load(root / graph / form, storage_ranks=num_storage_ranks) for graph in ("one", "typed")]
-    if parts[0].stores:
+    if parts[0].only_stores:
         salientpp.serve(*parts)
         return "stored"
     return of_trainer(rank, root, form, num_storage_ranks, *args)
@@ -236,7 +236,7 @@ def _loads(rank: int, root: Path) -> list[str]:
             salientpp.load(root, **options)
         found.append(str(raised.value))
     part = salientpp.load(root, storage_ranks=1)
-    if part.stores:
+    if part.only_stores:
         with pytest.raises(ValueError, match="this rank only stores"):
             NeighborLoader(part, [2], "train")
     return found
@@ -275,7 +275,7 @@ def test_a_killed_rank_that_trains_is_named_by_the_storage(stored: tuple[Path, s
 
 def _is_unknown(rank: int, root: Path, form: str) -> str:
     parts = [salientpp.load(root / graph / form, storage_ranks=1) for graph in ("one", "typed")]
-    if parts[0].stores:
+    if parts[0].only_stores:
         salientpp.serve(parts[1])
         return ""
     with pytest.raises(ValueError) as raised:
@@ -292,7 +292,7 @@ SCRIPT = """
 import sys, salientpp
 salientpp.init_process_group("gloo")
 part = salientpp.load(sys.argv[1], storage_ranks=1)
-if part.stores:
+if part.only_stores:
     salientpp.serve(part)
 else:
     loader = salientpp.NeighborLoader(part, [2], "train", batch_size=8)

@@ -67,7 +67,7 @@ def load(
         whole = PartitionedGraph(root, manifest, None, num_storage_ranks=storage_ranks)
         part = whole.joined(placement.own_offsets, placement.own_part)
     served = None if part.part_id is None else range(*part.offsets[part.part_id : part.part_id + 2])
-    if storage_ranks and part.stores:
+    if storage_ranks and part.only_stores:
         served = placement.row_parts[placement.part_id]
     if storage_ranks:
         Roles.of_job(storage_ranks)  # from here on the storage ranks learn how this rank's script ends

@@ -27,7 +27,7 @@ class WithRoles:
     )
 
     @property
-    def stores(self) -> bool:
+    def only_stores(self) -> bool:
         """True on a rank that only stores (``storage_ranks``). Its script calls :func:`salientpp.serve` instead of training."""
         return self.num_storage_ranks > 0 and self.part_id == self.num_parts - 1
 
@@ -42,9 +42,9 @@ class WithRoles:
         """
         if not self.num_storage_ranks:
             return None
-        if self.stores:
+        if self.only_stores:
             raise ValueError(
-                "this rank only stores, so it is not in the group of the ranks that train; call salientpp.serve(part) where part.stores is True"
+                "this rank only stores, so it is not in the group of the ranks that train; call salientpp.serve(part) where part.only_stores is True"
             )
         made = self._made.setdefault(default_group(), {})
         number = dist.get_world_size() - self.num_storage_ranks
