@@ -30,9 +30,9 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 #: Arguments that change nothing on a storage rank, which has no batches, or whose value there is the default.
 _OF_BATCHES = (
-    "transform", "transform_sampler_output", "device", "cache", "custom_cls", "filter_per_worker", "directed", "is_sorted", "worker_init_fn",
+    "transform", "transform_sampler_output", "device", "cache", "custom_cls", "filter_per_worker", "is_sorted", "worker_init_fn",
     "generator", "pin_memory", "pin_memory_device", "persistent_workers", "prefetch_factor", "num_workers", "in_order", "dataset", "collate_fn",
-    "multiprocessing_context", "device_rows_zero_copy",
+    "multiprocessing_context",
 )  # fmt: skip
 
 #: Arguments that need rows or code on the rank that trains -> reason.
@@ -191,12 +191,10 @@ def _to_json(name: str, value: Any) -> Any:
         return {"mapping": [[_to_json(name, key), _to_json(name, of)] for key, of in value.items()]}
     if isinstance(value, tuple):
         return {"tuple": [_to_json(name, each) for each in value]}
-    if isinstance(value, (list, set, frozenset)):
-        return (
-            [_to_json(name, each) for each in sorted(value, key=str)]
-            if isinstance(value, (set, frozenset))
-            else [_to_json(name, each) for each in value]
-        )
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if isinstance(value, list):
+        return [_to_json(name, each) for each in value]
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, NumNeighbors):

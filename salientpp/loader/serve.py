@@ -55,7 +55,7 @@ class _Storage:
                 loader = self.loaders[number]
                 with contextlib.suppress(
                     Disagreement
-                ):  # the ranks that train have raised it too, and have mended the reason
+                ):  # the ranks that train raised it too, and have mended the reason
                     loader.engine.close()
                 _set_bookmark(loader, message)
                 if message["do"] == "plan":

@@ -83,6 +83,7 @@ NODES: dict[str, dict[str, Any]] = {
     "zero": {"num_neighbors": [3, 0, 2]},
     "no hops": {"num_neighbors": []},
     "one hop": {"num_neighbors": [4], "subgraph_type": "induced"},
+    "undirected": {"num_neighbors": [4], "directed": False},
     "three hops": {"num_neighbors": [3, 2, 2], "depth": 1, "num_workers": 1},
     "weights": {"weight_attr": "weight", "depth": 3},
     "weights with replacement": {"weight_attr": "weight", "replace": True},

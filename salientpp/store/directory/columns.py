@@ -29,8 +29,11 @@ def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tenso
 
 
 def _column(arrays: Arrays, type_: VertexType | EdgeType, name: str, number: int) -> Tensor:
-    dtype = type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
-    return arrays.open(type_.rows_file(name, number), dtype)
+    return arrays.open(type_.rows_file(name, number), _stored_dtype(type_, name))
+
+
+def _stored_dtype(type_: VertexType | EdgeType, name: str) -> str:
+    return type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
 
 
 def stored_rows(type_: VertexType | EdgeType, name: str, pieces: Sequence[Tensor]) -> StoredRows:
@@ -57,9 +60,8 @@ def vertex_rows(arrays: Arrays, vertices: VertexType, name: str, stored: Sequenc
 
 def no_rows(arrays: Arrays, type_: VertexType | EdgeType, name: str) -> Tensor:
     """Returns an attribute's rows [0, ...] for a rank that holds no part. Their dtype and shape are known from the manifest, and no file is opened."""
-    dtype = type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
     shape = arrays.files[type_.rows_file(name, 0)]["shape"]
-    return torch.empty((0, *shape[1:]), dtype=getattr(torch, dtype), device="cpu")
+    return torch.empty((0, *shape[1:]), dtype=getattr(torch, _stored_dtype(type_, name)), device="cpu")
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:

@@ -52,8 +52,10 @@ def read_part_graph(topology: Topology, stored: range, time_attr: str | None, we
     try:
         clock, node_time = _clock(topology, time_attr)
         lists = tuple(
-            tuple(_lists(topology, edges, part_id, time_attr, weight_attr, clock, node_time) for part_id in stored)
-            or (_no_lists(topology, edges, time_attr, weight_attr, clock, node_time),)
+            tuple(
+                _lists(topology, edges, part_id, time_attr, weight_attr, clock, node_time)
+                for part_id in stored or [None]
+            )
             for edges in named.edge_types
         )
     except ValueError as error:
@@ -85,49 +87,39 @@ def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dic
 def _lists(
     topology: Topology,
     edges: EdgeType,
-    part_id: int,
+    part_id: int | None,
     time_attr: str | None,
     weight_attr: str | None,
     clock: Clock | None,
     node_time: Mapping[str | None, Tensor],
 ) -> PartLists:
-    """Reads the lists of one relation and one part on disk."""
-    named = topology.description
+    """Reads the lists of one relation and one part on disk. None: a rank that holds no part has no lists, with the dtypes of those on disk."""
+    named, targets = topology.description, topology.description.vertices(edges.target)
     names = [vertices.name for vertices in named.node_types]
-    first_target, end = named.vertices(edges.target).book.range_of(part_id)
+    first_target, end = (targets.num_vertices,) * 2 if part_id is None else targets.book.range_of(part_id)
+
+    def column(name: str) -> Tensor:
+        return (
+            no_rows(topology.arrays, edges, name) if part_id is None else topology.column_of_part(edges, name, part_id)
+        )
+
     words = f"{words_for(edges.name, 'the edges')} into part {part_id}"
     is_sorted = time_attr is not None and time_attr == named.time_attr
     reader = EdgeReader(words, named.vertices(edges.source).num_vertices, end - first_target, is_sorted, False)
     weight, edge_time = None, None
     if weight_attr is not None and weight_attr in edges.attributes:
-        weight = topology.column_of_part(edges, weight_attr, part_id)
+        weight = column(weight_attr)
     if clock is not None and time_attr is not None and time_attr in edges.attributes:
-        edge_time = clock.read(topology.column_of_part(edges, time_attr, part_id), time_attr)
-    given = {"lists": topology.lists_of_part(edges, part_id), "weight": weight}
+        edge_time = clock.read(column(time_attr), time_attr)
+    lists = _no_lists(topology, edges) if part_id is None else topology.lists_of_part(edges, part_id)
+    given = {"lists": lists, "weight": weight}
     arrays = reader.read(given, node_time.get(edges.source), edge_time)
     relation = Relation(names.index(edges.source), names.index(edges.target), *arrays)
-    return PartLists(relation, first_target, topology.edges_into(edges, range(part_id, part_id + 1))[0])
+    first_edge = edges.num_edges if part_id is None else topology.edges_into(edges, range(part_id, part_id + 1))[0]
+    return PartLists(relation, first_target, first_edge)
 
 
-def _no_lists(
-    topology: Topology,
-    edges: EdgeType,
-    time_attr: str | None,
-    weight_attr: str | None,
-    clock: Clock | None,
-    node_time: Mapping[str | None, Tensor],
-) -> PartLists:
-    """Returns the lists of one relation for a rank that holds no part: none, with the dtypes of those on disk."""
-    named, arrays = topology.description, topology.arrays
-    names = [vertices.name for vertices in named.node_types]
-    weight, edge_time = None, None
-    if weight_attr is not None and weight_attr in edges.attributes:
-        weight = no_rows(arrays, edges, weight_attr)
-    if clock is not None and time_attr is not None and time_attr in edges.attributes:
-        edge_time = clock.read(no_rows(arrays, edges, time_attr), time_attr)
-    indices = torch.from_numpy(np.empty(0, arrays.files[edges.indices_file(0)]["dtype"]))
-    lists = torch.zeros(1, dtype=torch.int64, device="cpu"), indices
-    reader = EdgeReader("no edges", named.vertices(edges.source).num_vertices, 0, time_attr is not None, False)
-    found = reader.read({"lists": lists, "weight": weight}, node_time.get(edges.source), edge_time)
-    relation = Relation(names.index(edges.source), names.index(edges.target), *found)
-    return PartLists(relation, named.vertices(edges.target).num_vertices, edges.num_edges)
+def _no_lists(topology: Topology, edges: EdgeType) -> tuple[Tensor, Tensor]:
+    """Returns the neighbour lists of no vertices, with the dtypes of those on disk."""
+    indices = torch.from_numpy(np.empty(0, topology.arrays.files[edges.indices_file(0)]["dtype"]))
+    return torch.zeros(1, dtype=torch.int64, device="cpu"), indices
