@@ -120,9 +120,9 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
         error = ValueError(
             "this rank only stores (storage_ranks of salientpp.load), so it makes no loader itself; call salientpp.serve(part) where part.only_stores is True"
         )
-        go_astray(error)
+        go_astray(error, part.job)
         raise error
-    roles = Roles.of_job(part.num_storage_ranks)
+    roles = part.roles
     found = Announced(roles, roles.number_of_loader())
     message = {"do": "make", "number": found.number, "graph": part.fingerprint, "root": str(part.root)}
     try:

@@ -61,7 +61,7 @@ def connect(
             over_host = data.num_storage_ranks > 0
             mistake = None if announced is None else announced.mistake
             group = options.process_group if mistake is None else None
-            comm = Comm.create(group, timeout, device, error or mistake, over_host)
+            comm = Comm.create(group, timeout, device, error or mistake, over_host, data.job)
             if announced is not None:
                 announced.follow(comm)
             if following.get() is not None:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.distributed as dist
-
 from salientpp.engine.run import Epoch
 from salientpp.engine.state import Disagreement, Resume
 from salientpp.loader.announcement import Following, following, of_json
@@ -23,6 +21,7 @@ from salientpp.loader.node_loader import NeighborLoader
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.failure import RankFailure, in_words
 from salientpp.ranks.groups import Circle
+from salientpp.ranks.job import Job
 from salientpp.ranks.roles import Roles
 from salientpp.ranks.roll import go_astray
 from salientpp.store.directory.opened import PartitionedGraph
@@ -39,6 +38,7 @@ class _Storage:
     """The graphs of a storage rank, by their fingerprint, and the loaders that it follows, by their number in messages."""
 
     parts: Mapping[str, PartitionedGraph]
+    job: Job
     roles: Roles
     loaders: dict[int, Any] = field(default_factory=dict)
     _probed: float = field(default_factory=time.monotonic)
@@ -86,7 +86,7 @@ class _Storage:
         except Exception as error:
             if made_here.connects:
                 raise
-            Comm.create(None, error=error)  # tells the ranks that train, and raises the error
+            Comm.create(None, error=error, job=self.job)  # tells the ranks that train, and raises the error
         finally:
             following.reset(token)
 
@@ -105,7 +105,7 @@ class _Storage:
         """Raises RankFailure if a rank that trains is gone and its script has not ended. Connections that an epoch uses notice it themselves."""
         engines = [loader.engine for loader in self.loaders.values()]
         in_use = [engine.basis.comm.groups for engine in engines if engine.is_busy]
-        open_ = Circle.of(tuple(range(dist.get_world_size()))).groups.values()
+        open_ = Circle.of(self.job, self.job.ranks).groups.values()
         for groups in [each for each in open_ if not each.broken and each not in in_use][:1]:
             trainers = range(self.roles.num_trainers)
             gone = [rank for rank in trainers if not groups.reaches(rank) and not self.roles.has_ended(rank)]
@@ -135,17 +135,19 @@ def serve(*parts: PartitionedGraph) -> None:
         ValueError: this rank trains, or there is no graph.
         RankFailure: a rank that trains failed or is gone.
     """
-    if not parts or not all(isinstance(part, PartitionedGraph) and part.only_stores for part in parts):
+    are_stored = parts and all(isinstance(part, PartitionedGraph) and part.only_stores for part in parts)
+    job = parts[0].job if are_stored else None
+    if job is None:
         raise ValueError(
             "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.only_stores is True"
         )
-    roles = Roles.of_job(parts[0].num_storage_ranks)
-    storage = _Storage({part.fingerprint: part for part in parts}, roles)
+    roles = parts[0].roles
+    storage = _Storage({part.fingerprint: part for part in parts}, job, roles)
     try:
         for message in roles.messages(storage.look):
             storage.follow(message)
     except RankFailure as error:
-        go_astray(error)  # ranks that train may have caught their own error, and then make another loader
+        go_astray(error, job)  # ranks that train may have caught their own error, and then make another loader
         raise
     finally:
         roles.leave()

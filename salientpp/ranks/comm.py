@@ -27,7 +27,8 @@ from salientpp.ranks import greeting
 from salientpp.ranks.facts import Told
 from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.groups import Groups
-from salientpp.ranks.members import check_default_group, members_of
+from salientpp.ranks.job import Job
+from salientpp.ranks.members import members_of
 from salientpp.ranks.roll import GRACE, Roll, go_astray, own_up, words_of
 from salientpp.ranks.standstill import Progress
 from salientpp.ranks.waiting import wait_for
@@ -69,12 +70,19 @@ def _without_modes() -> Iterator[None]:
             torch.overrides._push_mode(mode)
 
 
+def _has_nccl(process_group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """True if the group exchanges data between devices of this type over NCCL."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(process_group).split(","))
+    return backends.get(device.type) == "nccl"
+
+
 class Comm:
     """Process group in which the ranks of a loader exchange rows and facts. Each rank may send another number of rows to each other rank.
 
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
         device: device of exchanged rows: the loader's device if they travel over NCCL, otherwise the CPU. Everything else is exchanged from the CPU.
+        job: the job of these ranks; None for a single process.
         of: text that errors append to a rank's number. It names the process group if the number is not the job's rank; else it is empty.
         groups: torch's groups of these ranks. None: a single process.
         number: number of this Comm among those that the same ranks have made; 0 for a single process.
@@ -94,6 +102,7 @@ class Comm:
     ) -> None:
         self.groups = groups
         self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups
+        self.job: Job | None = None if roll is None else roll.job
         self._ranks = (0,) if roll is None else roll.ranks
         self._numbers = numbers or range(len(self._ranks))  # the numbers by which error texts name the ranks
         self.timeout = timeout
@@ -109,7 +118,8 @@ class Comm:
         self.number = 0 if roll is None else roll.number
         self.of: str = within.of if within is not None else "" if roll is None else roll.of
         prefix = "salientpp" if roll is None else roll.prefix
-        self.notes: FailureNotes = FailureNotes(groups, prefix, self.of) if within is None else within.notes
+        store = None if self.job is None else self.job.store
+        self.notes: FailureNotes = FailureNotes(groups, store, prefix, self.of) if within is None else within.notes
         self.progress = Progress() if roll is None else roll.progress
         self.progress.failure_key = self.notes.key
         if within is not None:
@@ -126,8 +136,9 @@ class Comm:
         device: torch.device | None = None,
         error: Exception | None = None,
         over_host: bool = False,
+        job: Job | None = None,
     ) -> Comm:
-        """Creates the connections between the ranks of ``process_group`` (None: the default group, if initialised), in its order.
+        """Creates the connections between the ranks of ``process_group`` (None: all ranks of the job), in its order.
 
         Collective: every rank of that group calls it, in the same order; other ranks do not.
 
@@ -135,6 +146,7 @@ class Comm:
             timeout: maximum time of a collective.
             device: device of the loader. If the default group has NCCL for devices of its type, the device exchanges its rows itself.
             over_host: rows travel between host memories, also if devices could exchange them.
+            job: the job of the ranks. None: that of the default group, or a single process.
             error: this rank's mistake, because of which it cannot create a Comm. It is raised here after the other ranks were told.
 
         Raises:
@@ -142,22 +154,23 @@ class Comm:
             DifferentVersions: the ranks run different versions of this package; see :mod:`salientpp.ranks.greeting`.
             ValueError: ``process_group`` is not a valid group, this rank is not in it, or another rank has made a mistake.
         """
-        check_default_group()
+        job = job or Job.default()
+        if job is not None:
+            job.check_process()
         try:
-            ranks = members_of(process_group)
+            ranks = members_of(process_group) if job is None else job.members(process_group)
         except ValueError as mistake:
             go_astray(mistake)
             raise
-        if len(ranks) == 1:
+        if job is None or len(ranks) == 1:
             if error is not None:
                 raise error
             return cls(None, timeout)
-        backends = dict(pair.split(":") for pair in dist.get_backend_config(process_group).split(","))
-        over_nccl = not over_host and device is not None and backends.get(device.type) == "nccl"
-        own_up(ranks)
+        own_up(job, ranks)
+        over_nccl = not over_host and device is not None and _has_nccl(process_group, device)
         # new_group must be called by all ranks of the job.
-        over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"
-        roll = Roll(ranks)
+        over = "nccl" if over_nccl and ranks == job.ranks else "gloo"
+        roll = Roll(job, ranks)
         if error is not None:
             roll.tell(words_of(error))
             raise error
@@ -174,7 +187,8 @@ class Comm:
         if len(ranks) == 1:
             return Comm(None, self.timeout)
         members = tuple(self._ranks[rank] for rank in ranks)
-        roll = Roll(members)
+        assert self.job is not None  # several ranks have a job
+        roll = Roll(self.job, members)
         roll.circle.has_compared = True  # its ranks compared greetings when they created this Comm
         numbers = [self._numbers[rank] for rank in ranks]
         over_nccl = between_devices and self.device.type != "cpu"

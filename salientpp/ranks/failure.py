@@ -50,11 +50,11 @@ class FailureNotes:
 
     living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()
 
-    def __init__(self, groups: Groups | None, prefix: str, of: str) -> None:
+    def __init__(self, groups: Groups | None, store: dist.Store | None, prefix: str, of: str) -> None:
         self._groups = groups
         self.rank = 0 if groups is None else groups.rank
         self.of = of
-        self.store = None if groups is None else PatientStore()
+        self.store = None if store is None else PatientStore(store)
         self.key = failure_key(prefix)
         self._stays = False
         self.known: str | None = None

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from salientpp.processes import forks
-from salientpp.ranks.members import default_group
+from salientpp.ranks.job import Job
 
 #: Number of the latest collectives that are kept alive after they have ended.
 _HELD = 4
@@ -119,10 +119,8 @@ class Circle:
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 
-    #: The circles by default group and by ranks. After `destroy_process_group` everything starts over.
-    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], Circle]]] = (
-        weakref.WeakKeyDictionary()
-    )
+    #: The circles by job and by ranks.
+    known: ClassVar[weakref.WeakKeyDictionary[Job, dict[tuple[int, ...], Circle]]] = weakref.WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.groups: dict[int, Groups] = {}
@@ -131,8 +129,8 @@ class Circle:
         self._many = _MANY_LEASED
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...]) -> Circle:
-        return cls.known.setdefault(default_group(), {}).setdefault(ranks, cls())
+    def of(cls, job: Job, ranks: tuple[int, ...]) -> Circle:
+        return cls.known.setdefault(job, {}).setdefault(ranks, cls())
 
     def free(self, over: str) -> list[int]:
         """Returns the numbers of the groups that no loader uses and that exchange rows ``over`` this backend, ascending."""

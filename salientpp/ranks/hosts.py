@@ -14,7 +14,6 @@ from typing import Any
 from salientpp.arguments import as_integer
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.facts import check_same
-from salientpp.ranks.members import group_rank
 
 
 def checked_hosts(given: Any) -> int | list[int] | None:
@@ -76,10 +75,15 @@ def sizes_of_hosts(
         ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
     """
     with comm.together(task) as told:
-        told.mine = {**facts, "given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
+        told.mine = {**facts, "given": checked_hosts(given), "believed": _believed(comm)}
     everyone = told.everyone
     check_same([{"ranks_per_host": theirs["given"]} for theirs in everyone], comm.of)
     return _sizes(comm, everyone[0]["given"], [theirs["believed"] for theirs in everyone]), everyone
+
+
+def _believed(comm: Comm) -> str | None:
+    """Returns a name for this process's host by its launcher, or None."""
+    return None if comm.job is None else host_by_launcher(*comm.job.launched)
 
 
 def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The job's key-value store, which rank 0 or torchrun hosts."""
+"""Accesses to a job's key-value store, which a rank or torchrun hosts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from salientpp.ranks.greeting import is_hosted_here
 _STORE_SECONDS = 5.0
 
 
-def job_store() -> dist.Store:
-    """Returns the default group's key-value store."""
-    return dist.distributed_c10d._get_default_store()
-
-
 def attempt(action: Callable[[], Any]) -> None:
     """Runs an action on the store. An error is ignored: if the store is gone, other ranks notice that themselves."""
     with contextlib.suppress(RuntimeError):
@@ -35,8 +30,8 @@ class PatientStore:
     The store may be gone with the rank that hosts it, or that rank may be suspended. A forked child makes no accesses, because the store belongs to its parent.
     """
 
-    def __init__(self) -> None:
-        self._store: dist.Store | None = job_store()
+    def __init__(self, store: dist.Store) -> None:
+        self._store: dist.Store | None = store
         self._forks = forks()
 
     def ask(self, question: Callable[[dist.Store], Any]) -> Any:

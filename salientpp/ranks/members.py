@@ -67,14 +67,5 @@ def is_parents_group() -> bool:
     return bool(_parents_groups) and any(group is dist.group.WORLD for group in _parents_groups)
 
 
-def check_default_group() -> None:
-    """Raises RuntimeError in a process that was forked from one of several ranks."""
-    if is_parents_group() and dist.get_world_size() > 1:
-        raise RuntimeError(
-            f"this process was forked from rank {dist.get_rank()}, whose process group it cannot use; construct loaders of a partitioned graph in the "
-            "ranks themselves, or start this process with the 'spawn' method or before torch.distributed is initialised"
-        )
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)

@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from salientpp.ranks.failure import RankFailure, script_error
 from salientpp.ranks.greeting import is_hosted_here
-from salientpp.ranks.job_store import job_store
-from salientpp.ranks.members import default_group
+from salientpp.ranks.job import Job
 
 _PREFIX = "salientpp/roles"
 
@@ -36,20 +35,20 @@ _STAY_SECONDS = 30.0
 
 
 class Roles:
-    """Messages in one job of ``num_ranks`` ranks, the last ``num_storage_ranks`` of which only store. All loaders of a process share this object.
+    """Messages in one job, the last ``num_storage_ranks`` ranks of which only store. All loaders of a process that belong to the job share this object.
 
     Attributes:
         rank: number of this rank.
         num_trainers: number of ranks that train, the first ones.
     """
 
-    #: The objects of this process, by default group. After `destroy_process_group` everything starts over.
-    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, Roles]] = weakref.WeakKeyDictionary()
+    #: The objects of this process, by job.
+    known: ClassVar[weakref.WeakKeyDictionary[Job, Roles]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, num_storage_ranks: int) -> None:
-        self.rank, self.num_trainers = dist.get_rank(), dist.get_world_size() - num_storage_ranks
+    def __init__(self, job: Job, num_storage_ranks: int) -> None:
+        self.rank, self.num_trainers = job.rank, job.size - num_storage_ranks
         self._num_storage_ranks = num_storage_ranks
-        self._store = job_store()
+        self._store = job.store
         # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
         self._posted = itertools.count()
         self._made = 0
@@ -58,13 +57,13 @@ class Roles:
             multiprocessing.util.Finalize(None, self._end, exitpriority=0)
 
     @classmethod
-    def of_job(cls, num_storage_ranks: int) -> Roles:
-        """Returns the object of this process.
+    def of_job(cls, job: Job, num_storage_ranks: int) -> Roles:
+        """Returns the object of this process for a job.
 
         Raises:
             ValueError: it was made for another number of storage ranks.
         """
-        found = cls.known.get(default_group()) or cls.known.setdefault(default_group(), cls(num_storage_ranks))
+        found = cls.known.get(job) or cls.known.setdefault(job, cls(job, num_storage_ranks))
         if found._num_storage_ranks != num_storage_ranks:
             raise ValueError(
                 f"storage_ranks must be equal for all graphs of a job, got {num_storage_ranks} after {found._num_storage_ranks}"

@@ -20,8 +20,8 @@ from salientpp.ranks import greeting
 from salientpp.ranks.facts import check_same
 from salientpp.ranks.failure import RankFailure, failure_key, in_words
 from salientpp.ranks.groups import Circle, Groups
-from salientpp.ranks.job_store import attempt, job_store
-from salientpp.ranks.members import default_group, is_parents_group
+from salientpp.ranks.job import Job
+from salientpp.ranks.job_store import attempt
 from salientpp.ranks.standstill import Progress, Wait
 from salientpp.ranks.waiting import SLICE_SECONDS
 
@@ -39,35 +39,37 @@ _MEETING = "to make a loader, open a part or begin inference"
 _ROLL_SECONDS = 2.0
 
 #: Mistakes that this rank made when it could not know which ranks would wait for it. A mistake becomes '' once other ranks have been told of it.
-_mistakes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
+_mistakes: weakref.WeakKeyDictionary[Job, list[str]] = weakref.WeakKeyDictionary()
 
 
 class Roll:
     """Roll call of the ranks that make a Comm together. It names the ranks that do not come, which torch's own errors do not.
 
     Attributes:
-        ranks: ranks as numbers of the default group, in the group's order; ``rank`` is this process's number among them.
+        job: the job whose ranks they are.
+        ranks: ranks as numbers of the job, in the group's order; ``rank`` is this process's number among them.
         prefix: prefix of this Comm's keys in the store.
         of: text that errors append to a rank's number, and that says what the numbers mean.
         number: number of this Comm among those that these ranks have made or begun to make.
     """
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        self.ranks, self.rank = ranks, ranks.index(dist.get_rank())
-        self.circle = Circle.of(ranks)
-        self._store = job_store()
-        are_all = ranks == tuple(range(dist.get_world_size()))
-        prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}"
+    def __init__(self, job: Job, ranks: tuple[int, ...]) -> None:
+        self.job, self.ranks, self.rank = job, ranks, ranks.index(job.rank)
+        self.circle = Circle.of(job, ranks)
+        self._store = job.store
+        self._are_all = ranks == job.ranks
+        # A process may be in several jobs, and tells their Comms apart by their keys.
+        session = f"{job.name}/" if job.name else ""
+        prefix = f"salientpp/{session}{'all' if self._are_all else '-'.join(map(str, ranks))}"
         self._calls = f"{prefix}/calls/{self.rank}"
         # Counted in the store: under torchrun it outlives the default group, and then has keys of the Comms of an earlier one.
         with _store_needed():
             self.number = self._store.add(self._calls, 1)
         self.prefix = f"{prefix}/{self.number}"
-        me = dist.get_rank()
         self.progress = Progress(
-            self.prefix, ranks, me, ranks, failure_key(f"{self.prefix}/before/{self.rank}"), _MEETING
+            self.prefix, ranks, job.rank, ranks, failure_key(f"{self.prefix}/before/{self.rank}"), job.name, _MEETING
         )
-        self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
+        self.of = "" if self._are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property
     def keys_of_this_rank(self) -> list[str]:
@@ -125,7 +127,7 @@ class Roll:
             # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that
             # ranks with other groups may not find. torch's debugging wraps its groups, and does not pass the timeout on. gloo tries to connect five
             # times, each for as long as it would wait in a collective.
-            options = _gloo_options(max(timeout / 5, timedelta(seconds=2)))
+            options = _gloo_options(max(timeout / 5, timedelta(seconds=2)), self.job.address)
             host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
         except RuntimeError as error:
             key = f"{self.prefix}/descriptors"
@@ -147,13 +149,12 @@ class Roll:
             # High priority: its kernels are few and small, and the pipeline waits for them, so they go before the model's.
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
             # With use_local_synchronization, only the members of the group call new_group.
-            is_job = len(self.ranks) == dist.get_world_size()
             device = dist.new_group(
-                None if is_job else [*self.ranks],
+                None if self._are_all else [*self.ranks],
                 timeout=timeout + GRACE,
                 backend="nccl",
                 pg_options=options,
-                use_local_synchronization=not is_job,
+                use_local_synchronization=not self._are_all,
             )
         return Groups(host, device, number)
 
@@ -232,36 +233,40 @@ def _lacks_descriptors(error: Exception) -> bool:
     return False
 
 
-def _gloo_options(timeout: timedelta) -> Any:
-    """Returns the options that torch's own constructor would take, with more threads."""
+def _gloo_options(timeout: timedelta, address: str | None) -> Any:
+    """Returns the options that torch's own constructor would take, with more threads. ``address``: that of the interface to use; None: torch's choice."""
     gloo: Any = dist.ProcessGroupGloo  # torch's type stubs lack some of its functions
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     options = gloo._Options()
-    options._devices = [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
+    if address is not None:
+        options._devices = [gloo.create_device(hostname=address)]
+    else:
+        options._devices = [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
     options._timeout, options._threads = timeout, _THREADS
     return options
 
 
-def go_astray(error: Exception) -> None:
-    """Tells ranks that may wait for this rank to construct a loader that it does not come, by a note in the store.
+def go_astray(error: Exception, job: Job | None = None) -> None:
+    """Tells ranks that may wait for this rank to construct a loader that it does not come, by a note in the store of their job (None: the default group's).
 
     Because of its mistake, this rank does not know which ranks wait. They have counted this roll call, but this rank has not, so their counts differ. If this
     rank continues, :func:`own_up` makes the counts equal again.
     """
-    if dist.is_available() and dist.is_initialized() and not is_parents_group():
-        texts = _mistakes.setdefault(default_group(), [])
+    told = job or Job.default()
+    if told is not None and not told.belongs_to_parent:
+        texts = _mistakes.setdefault(told, [])
         texts.append(words_of(error))
-        attempt(lambda: job_store().set(_astray_key(dist.get_rank()), json.dumps([len(texts), texts[-1]])))
+        attempt(lambda: told.store.set(_astray_key(told.rank), json.dumps([len(texts), texts[-1]])))
 
 
-def own_up(ranks: tuple[int, ...]) -> None:
+def own_up(job: Job, ranks: tuple[int, ...]) -> None:
     """Tells these ranks of this rank's earlier mistakes. Each mistake takes one roll call, which the other ranks have already counted."""
-    texts = _mistakes.get(default_group(), [])
+    texts = _mistakes.get(job, [])
     if any(texts):
         for text in filter(None, texts):
-            Roll(ranks).tell(text, astray=True)
+            Roll(job, ranks).tell(text, astray=True)
         texts[:] = [""] * len(texts)
-        attempt(lambda: job_store().delete_key(_astray_key(dist.get_rank())))
+        attempt(lambda: job.store.delete_key(_astray_key(job.rank)))
 
 
 @contextlib.contextmanager

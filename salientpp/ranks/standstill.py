@@ -44,6 +44,7 @@ class Progress:
         ranks: ranks of the Comm, as numbers of the job.
         rank: number of this rank in the job.
         circle, failure_key: ranks of the job that must learn of a failure, and the store's key at which they look for the note.
+        job: name of the job; see :class:`salientpp.ranks.job.Job`.
         task: what the latest collective is for, as errors say it after "rank 0 waits".
         started: number of collectives that this rank has started.
     """
@@ -53,6 +54,7 @@ class Progress:
     rank: int = 0
     circle: Sequence[int] = (0,)
     failure_key: str = ""
+    job: str = ""
     task: str = "for another rank"
     started: int = 0
     _thread: threading.Thread | None = None
@@ -114,7 +116,7 @@ class Wait:
         Returns the text of an error, which the other ranks are told too, if the ranks stand still. Otherwise returns None.
         """
         self.turns += 1
-        store.set(_key(self.progress.rank), _note())
+        store.set(_key(self.progress.rank), _note(self.progress.job))
         if self.progress.rank != min(self.progress.circle):
             return None
         before, self._seen = self._seen, _notes(store, self.progress.circle)
@@ -131,7 +133,8 @@ class Wait:
     def end(self) -> Callable[[dist.Store], None]:
         """Ends the wait, and returns a function that removes it from this rank's note in the store."""
         _waits.pop(self._thread, None)
-        note = _note() if _waits else ""
+        job = self.progress.job
+        note = _note(job) if any(wait.progress.job == job for wait in [*_waits.values()]) else ""
         return lambda store: store.set(_key(self.progress.rank), note)
 
 
@@ -158,10 +161,13 @@ def _key(rank: int) -> str:
     return f"salientpp/waits/{rank}"
 
 
-def _note() -> str:
-    """Returns the note that this rank leaves in the store while it waits, as JSON. ``free``: some thread may still start a collective."""
+def _note(job: str) -> str:
+    """Returns the note that this rank leaves in the store of a job while it waits, as JSON. ``free``: some thread may still start a collective.
+
+    A thread that waits for ranks of another job counts as free, because the ranks of this job cannot tell how long it waits.
+    """
     # Copied once, so that each thread that counts as blocked has its wait in the note. The numbers are read last: if a wait ends meanwhile, they are higher.
-    waits = _waits.copy()
+    waits = {thread: wait for thread, wait in _waits.copy().items() if wait.progress.job == job}
     blocked = {*waits, *_joining}
     free = any(thread.is_alive() and thread not in blocked for thread in [*_threads])
     started: dict[str, int] = {}

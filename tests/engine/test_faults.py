@@ -385,7 +385,7 @@ def test_a_collective_that_ends_during_a_check_has_not_failed():
     work = _LateWork()
     ended: list[_LateWork] = []
     groups = SimpleNamespace(check_process=lambda: None, broken=False, end=ended.append)
-    notes, alone = failure.FailureNotes(None, "", ""), standstill.Progress()
+    notes, alone = failure.FailureNotes(None, None, "", ""), standstill.Progress()
     waiting.wait_for(work, 1, alone, groups, notes, [0], timedelta(seconds=HANG))
     assert work.waits == 2 and ended == [work]
 

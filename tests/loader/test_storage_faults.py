@@ -19,6 +19,7 @@ from torch_geometric.sampler.base import NumNeighbors
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks.job import Job
 from salientpp.testing.topology import directories
 
 PARTS = 4
@@ -286,11 +287,8 @@ def test_a_message_that_interrupts_another_has_its_own_number(monkeypatch: pytes
                 made.drop(7)
 
     store = Store()
-    monkeypatch.setattr(roles, "job_store", lambda: store)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(roles.multiprocessing.util, "Finalize", lambda *_, **__: None)
-    made = roles.Roles(1)
+    made = roles.Roles(Job(store, 0, 2), 1)
     made.post({"do": "make"})
     made.post({"do": "epoch"})
     assert len(store) == 3

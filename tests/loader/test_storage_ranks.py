@@ -21,6 +21,7 @@ import torch.distributed as dist
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.ranks.groups import Circle
+from salientpp.ranks.job import Job
 from salientpp.testing.topology import CASES, SOME, directories, make
 
 PARTS = 8
@@ -150,7 +151,9 @@ def _uses(rank: int, root: Path, form: str, storage: int) -> list[Any]:
     following.load_state_dict(state)
     found.append([epoch_of(following) for _ in range(2)])
     if dist.get_world_size() > 1:
-        assert len(Circle.of(tuple(range(dist.get_world_size()))).groups) <= 8, "storage ranks drop loaders too"
+        assert len(Circle.of(Job.default(), tuple(range(dist.get_world_size()))).groups) <= 8, (
+            "storage ranks drop loaders too"
+        )
         slowest = loader.metrics(all_ranks=True)["ranks.slowest"]
         assert 0 <= slowest < dist.get_world_size() - storage
     return [found, state]

@@ -371,7 +371,7 @@ def test_with_torchs_debugging_a_rank_may_be_busy_within_the_timeout(tmp_path, c
 @pytest.mark.parametrize("interfaces, number", [("", 1), ("lo", 1), ("lo,lo", 2)])
 def test_a_group_uses_the_interfaces_of_the_environment(monkeypatch, interfaces, number):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
-    options = roll._gloo_options(timedelta(seconds=7))
+    options = roll._gloo_options(timedelta(seconds=7), None)
     assert (len(options._devices), options._threads, options._timeout) == (number, 6, timedelta(seconds=7))
 
 

@@ -94,6 +94,9 @@ class Arrays:
         self.root, self.files = root, files
         self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # open maps -> file names
 
+    def check_can_be_pickled(self) -> None:
+        """Raises TypeError if another process cannot open the files."""
+
     def open(self, name: str, dtype: str | None = None) -> Tensor:
         """Returns the array of a file.
 

@@ -15,11 +15,11 @@ from salientpp.arguments import as_integer
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
-from salientpp.ranks.roles import Roles
 from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.roles import OpenedBy
 from salientpp.suggestions import suggest_arguments
 
 
@@ -56,21 +56,37 @@ def load(
     num_parts = manifest["num_parts"]
     if part_id is not None and not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
-    storage_ranks = checked_storage_ranks(storage_ranks, part_id, process_group)
-    part = PartitionedGraph(root, manifest, part_id)
+    opened_by = OpenedBy(checked_storage_ranks(storage_ranks, part_id, process_group))
     rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
+    served: range | None
     if world_size > 1 or num_parts == 1:
-        try:
-            placement = Placement(rank, world_size, num_parts, num_storage_ranks=storage_ranks)
-        except ValueError as error:
-            raise ValueError(f"{root}: {error}") from None
-        whole = PartitionedGraph(root, manifest, None, num_storage_ranks=storage_ranks)
-        part = whole.joined(placement.own_offsets, placement.own_part)
-    served = None if part.part_id is None else range(*part.offsets[part.part_id : part.part_id + 2])
-    if storage_ranks and part.only_stores:
-        served = placement.row_parts[placement.part_id]
-    if storage_ranks:
-        Roles.of_job(storage_ranks)  # from here on the storage ranks learn how this rank's script ends
+        whole = PartitionedGraph(root, manifest, None, opened_by=opened_by)
+        part, served = part_of_rank(whole, rank, world_size)
+    else:
+        part = PartitionedGraph(root, manifest, part_id)
+        served = None if part_id is None else range(part_id, part_id + 1)
+    check_files(part, served, verify)
+    return part
+
+
+def part_of_rank(whole: PartitionedGraph, rank: int, world_size: int) -> tuple[PartitionedGraph, range]:
+    """Returns the view of one of several ranks, and the parts on disk that this rank reads: those of its seeds, or those that it stores."""
+    number = whole.num_storage_ranks
+    try:
+        placement = Placement(rank, world_size, whole.num_parts, num_storage_ranks=number)
+    except ValueError as error:
+        raise ValueError(f"{whole.root}: {error}") from None
+    part = whole.joined(placement.own_offsets, placement.own_part)
+    if number:
+        _ = part.roles  # from here on the storage ranks learn how this rank's script ends
+    if part.only_stores:
+        return part, placement.row_parts[placement.part_id]
+    return part, placement.own_parts
+
+
+def check_files(part: PartitionedGraph, served: range | None, verify: str) -> None:
+    """Raises DatasetError unless the directory holds the files that a process needs which reads the parts ``served``; see :func:`load`."""
+    root, manifest, num_parts = part.root, part.manifest, part.manifest["num_parts"]
     there = parts_there(root)
     checked = set(range(num_parts)) if there is None else there & set(range(num_parts))
     if part.topology == PARTS and verify == "quick" and served is not None:
@@ -84,7 +100,6 @@ def load(
         check_is_there(root, part_id)
     if verify == "full":
         _check_contents(part.whole, sorted(checked))
-    return part
 
 
 def checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:

@@ -21,7 +21,7 @@ from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
 from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
 from salientpp.store.directory.pyg_names import PygNames, attributes_in_words
-from salientpp.store.directory.roles import WithRoles
+from salientpp.store.directory.roles import OpenedBy, WithRoles
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.frames import with_tables
@@ -52,7 +52,7 @@ class PartitionedGraph(PygNames, WithRoles):
         row_books: per vertex type, the partition book of its rows. For a replicated type it has one part with all rows.
         offsets: for each part of this view, its first part on disk; then the number of parts on disk.
         whole: the view whose parts are the parts on disk.
-        num_storage_ranks: number of ranks that only store, the last ones of the job. Views then end with an empty part, for ranks without rows or seeds.
+        opened_by: the ranks that opened it. If some of them only store, views end with an empty part, for ranks without rows or seeds.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class PartitionedGraph(PygNames, WithRoles):
         part_id: int | None,
         offsets: Sequence[int] = (),
         whole: PartitionedGraph | None = None,
-        num_storage_ranks: int = 0,
+        opened_by: OpenedBy = OpenedBy(),  # noqa: B008  # frozen
+        arrays: Arrays | None = None,
     ) -> None:
         root = root.absolute()  # files are opened later
         self.root, self.manifest, self.fingerprint = root, manifest, fingerprint(manifest)
         if whole is None:
             self.description = Description.of(manifest)
-            self.arrays = Arrays(root, manifest["files"])
+            self.arrays = arrays or Arrays(root, manifest["files"])
             self._topology = Topology(self.arrays, self.description)
             self._vip = StoredVip(self.arrays, self.description, self._topology, self.fingerprint)
         else:
@@ -84,7 +85,7 @@ class PartitionedGraph(PygNames, WithRoles):
         self.num_parts, self.part_id = len(self.offsets) - 1, part_id
         self.books = {type_.name: PartitionBook(type_.book.offsets[list(self.offsets)]) for type_ in vertices}
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
-        self.num_storage_ranks: int = num_storage_ranks if whole is None else whole.num_storage_ranks
+        self.opened_by = opened_by if whole is None else whole.opened_by
         self._whole, self._is_made = whole, True
 
     @property
@@ -113,6 +114,7 @@ class PartitionedGraph(PygNames, WithRoles):
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.arrays.check_can_be_pickled()
         return _reopened, (self.root, self.manifest, self.part_id, self.offsets, self.num_storage_ranks)
 
     def check_sizes(self) -> None:
@@ -396,10 +398,11 @@ def _splits(type_: VertexType | EdgeType) -> str:
 def _reopened(
     root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...], num_storage_ranks: int
 ) -> PartitionedGraph:
-    whole = PartitionedGraph(root, manifest, part_id, num_storage_ranks=num_storage_ranks)
+    opened_by = OpenedBy(num_storage_ranks)
+    whole = PartitionedGraph(root, manifest, part_id, opened_by=opened_by)
     if offsets == whole.offsets:
         return whole
-    return PartitionedGraph(root, manifest, None, num_storage_ranks=num_storage_ranks).joined(offsets, part_id)
+    return PartitionedGraph(root, manifest, None, opened_by=opened_by).joined(offsets, part_id)
 
 
 def _check_is_homogeneous(part: PartitionedGraph, instead: str) -> None:

@@ -3,28 +3,62 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.distributed as dist
 
-from salientpp.ranks.members import default_group
+from salientpp.ranks.job import Job
+from salientpp.ranks.roles import Roles
+
+
+@dataclass(frozen=True)
+class OpenedBy:
+    """The ranks that opened a partitioned graph.
+
+    Attributes:
+        num_storage_ranks: number of ranks that only store, the last ones of the job; 0: every rank trains and stores.
+        session: the job of a session with storage hosts; None: the ranks are those of the default process group, or of the loader's.
+    """
+
+    num_storage_ranks: int = 0
+    session: Job | None = None
 
 
 class WithRoles:
     """Base of a partitioned graph: the roles of the ranks that opened it.
 
     Attributes:
-        num_storage_ranks: number of ranks that only store, the last ones of the job; 0: every rank trains and stores.
+        opened_by: the ranks that opened it.
         num_parts, part_id: number of parts, and the part that this rank serves.
     """
 
-    num_storage_ranks: int
+    opened_by: OpenedBy
     num_parts: int
     part_id: int | None
 
-    _made: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]]] = (
-        weakref.WeakKeyDictionary()
-    )
+    _made: ClassVar[weakref.WeakKeyDictionary[Job, dict[int, dist.ProcessGroup]]] = weakref.WeakKeyDictionary()
+
+    @property
+    def num_storage_ranks(self) -> int:
+        """Number of ranks that only store, the last ones of the job; 0: every rank trains and stores."""
+        return self.opened_by.num_storage_ranks
+
+    @property
+    def job(self) -> Job | None:
+        """The job whose ranks read the graph; None: a single process."""
+        return self.opened_by.session or Job.default()
+
+    @property
+    def roles(self) -> Roles:
+        """Messages between ranks that train and ranks that store.
+
+        Raises:
+            ValueError: no rank only stores.
+        """
+        if self.job is None or not self.num_storage_ranks:
+            raise ValueError("roles exist only in a job with storage_ranks; pass storage_ranks= to salientpp.load")
+        return Roles.of_job(self.job, self.num_storage_ranks)
 
     @property
     def only_stores(self) -> bool:
@@ -33,7 +67,7 @@ class WithRoles:
 
     @property
     def trainers(self) -> dist.ProcessGroup | None:
-        """Process group of the ranks that train, to pass to ``DistributedDataParallel``. None, the default group, without storage ranks.
+        """Process group of the ranks that train, to pass to ``DistributedDataParallel``. None is the default group: then all its ranks train.
 
         The first use makes the group, which all ranks that train do together.
 
@@ -46,8 +80,10 @@ class WithRoles:
             raise ValueError(
                 "this rank only stores, so it is not in the group of the ranks that train; call salientpp.serve(part) where part.only_stores is True"
             )
-        made = self._made.setdefault(default_group(), {})
-        number = dist.get_world_size() - self.num_storage_ranks
+        if self.job is None or self.opened_by.session is not None:
+            return None
+        made = self._made.setdefault(self.job, {})
+        number = self.job.size - self.num_storage_ranks
         if number not in made:
             made[number] = dist.new_group(range(number), use_local_synchronization=True)
         return made[number]
