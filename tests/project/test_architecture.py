@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "ops": set(),
     "graph": {"ids", "ops", "processes", "suggestions"},
     "ranks": {"arguments", "ids", "ops", "processes", "versions"},
+    "sessions": {"ranks.greeting", "versions"},
     "launch": {"files", "ranks.greeting", "suggestions"},
     "vip": BOTTOM | {"ranks.partition_book", "ranks.comm"},
     "partitioning": BOTTOM | {"ranks.partition_book", "vip"},
