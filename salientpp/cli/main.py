@@ -32,7 +32,7 @@ GROUPS = {
     "start": ("demo", "doctor"),
     "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
-    "run on a cluster": ("slurm",),
+    "run on a cluster": ("slurm", "serve"),
     "after a run": ("report",),
 }
 #: Options of other libraries, and words of this package's functions -> the option of the command.
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} was written before" if written else "nothing was written"
-        left = {" copy-to-disk": "the copy is not complete"}
+        left = {" copy-to-disk": "the copy is not complete", " serve": "the storage server was stopped"}
         goes_on = (" convert", *([] if written else [" partition", " rewrite"]))
         left |= dict.fromkeys(goes_on, "the same command goes on after the last finished step")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")

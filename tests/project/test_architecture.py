@@ -67,6 +67,7 @@ MAY_IMPORT = {
     "engine": ROWS | {"partitioning", "sampling", "batch"},
     "ways": ENGINE | {"partitioning"},
     "loader": ENGINE | {"ways", "versions"},
+    "serving": LOADERS | {"sessions"},
     "nn": {"batch", "containers", "ops", "sampling", "suggestions", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
