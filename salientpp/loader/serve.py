@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,19 +34,56 @@ _PROBE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
-class _Storage:
-    """The graphs of a storage rank, by their fingerprint, and the loaders that it follows, by their number in messages."""
+class Storage:
+    """What a storage rank does: it follows the messages of the ranks that train.
+
+    Attributes:
+        parts: its graphs, by their fingerprint.
+        job, roles: the ranks, and their messages.
+        loaders: the loaders that it follows, by their number in messages.
+    """
 
     parts: Mapping[str, PartitionedGraph]
     job: Job
     roles: Roles
     loaders: dict[int, Any] = field(default_factory=dict)
+    _sent: list[int] = field(default_factory=lambda: [0, 0])  # rows and bytes of loaders that are gone
     _probed: float = field(default_factory=time.monotonic)
+
+    def serve(self, look: Callable[[], None] = lambda: None) -> None:
+        """Serves until the scripts of all ranks that train have ended.
+
+        Args:
+            look: called about twice a second, to raise an error of another thread.
+
+        Raises:
+            RankFailure: a rank that trains failed or is gone.
+        """
+
+        def look_everywhere() -> None:
+            look()
+            self.look()
+
+        try:
+            for message in self.roles.messages(look_everywhere):
+                self.follow(message)
+        except RankFailure as error:
+            go_astray(error, self.job)  # ranks that train may have caught their own error, and then make another loader
+            raise
+        finally:
+            self.roles.leave()
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Numbers of rows and of bytes that this rank has sent."""
+        traffic = [loader.engine.basis.source.exchange.traffic for loader in [*self.loaders.values()]]
+        rows, bytes_ = (sum(getattr(each, name) for each in traffic) for name in ("rows_sent", "bytes_sent"))
+        return self._sent[0] + rows, self._sent[1] + bytes_
 
     def follow(self, message: dict[str, Any]) -> None:
         number = message["number"]
         if message["do"] == "drop":
-            self.loaders.pop(number, None)
+            self._drop(number)
             return
         try:
             if message["do"] == "make":
@@ -69,6 +106,12 @@ class _Storage:
             # The ranks that train have the same error, and their script may go on. A rank that waits for it would have raised RankFailure.
             if isinstance(error.__cause__, RankFailure):
                 raise
+
+    def _drop(self, number: int) -> None:
+        loader = self.loaders.pop(number, None)
+        if loader is not None:
+            traffic = loader.engine.basis.source.exchange.traffic
+            self._sent = [self._sent[0] + traffic.rows_sent, self._sent[1] + traffic.bytes_sent]
 
     def _make(self, message: dict[str, Any]) -> None:
         made_here = Following()
@@ -141,14 +184,8 @@ def serve(*parts: PartitionedGraph) -> None:
         raise ValueError(
             "serve() is for a rank that only stores; load the graph with storage_ranks=, and call it where part.only_stores is True"
         )
-    roles = parts[0].roles
-    storage = _Storage({part.fingerprint: part for part in parts}, job, roles)
+    storage = Storage({part.fingerprint: part for part in parts}, job, parts[0].roles)
     try:
-        for message in roles.messages(storage.look):
-            storage.follow(message)
-    except RankFailure as error:
-        go_astray(error, job)  # ranks that train may have caught their own error, and then make another loader
-        raise
+        storage.serve()
     finally:
-        roles.leave()
         storage.loaders.clear()

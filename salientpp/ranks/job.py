@@ -14,6 +14,9 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.members import default_group, is_parents_group, members_of
 
+#: The store's key for the text about a process of a session that is lost.
+_LOST = "salientpp/lost"
+
 
 class Job:
     """Ranks of one job, and this process's number among them.
@@ -23,6 +26,7 @@ class Job:
         rank, size: number of this process, and number of ranks.
         name: name of the session; empty for the ranks of the default process group.
         address: address of the network interface over which this rank talks to the others; None: gloo's choice.
+        of: text that errors append to a rank's number; empty for the ranks of the default process group.
         launched: number of this process and number of processes as its launcher counts them. (-1, 0): no launcher started it as a rank of this job.
     """
 
@@ -36,9 +40,10 @@ class Job:
         name: str = "",
         address: str | None = None,
         launched: tuple[int, int] = (-1, 0),
+        of: str = "",
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
-        self.name, self.address, self.launched = name, address, launched
+        self.name, self.address, self.launched, self.of = name, address, launched, of
         self._forks = forks()
 
     @classmethod
@@ -57,6 +62,14 @@ class Job:
     def belongs_to_parent(self) -> bool:
         """True if this process was forked from the rank that takes part in the job."""
         return self._forks != forks() if self.name else is_parents_group()
+
+    def tell_lost(self, text: str) -> None:
+        """Tells the ranks of a session that meet to make a Comm that a process of the session is lost."""
+        self.store.compare_set(_LOST, "", text)
+
+    def lost(self) -> str | None:
+        """Returns what :meth:`tell_lost` told, or None. Only in a session, because its storage hosts watch every rank."""
+        return self.store.get(_LOST).decode() if self.name and self.store.check([_LOST]) else None
 
     @property
     def ranks(self) -> tuple[int, ...]:

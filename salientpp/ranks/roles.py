@@ -53,8 +53,8 @@ class Roles:
         self._posted = itertools.count()
         self._made = 0
         if self.rank < self.num_trainers:
-            # Also runs at the end of a process of multiprocessing, which does not run `atexit`.
-            multiprocessing.util.Finalize(None, self._end, exitpriority=0)
+            # Also runs at the end of a process of multiprocessing, which does not run `atexit`. A session ends when nothing uses it any more.
+            multiprocessing.util.Finalize(job if job.name else None, self._end, exitpriority=0)
 
     @classmethod
     def of_job(cls, job: Job, num_storage_ranks: int) -> Roles:

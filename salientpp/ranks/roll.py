@@ -69,7 +69,7 @@ class Roll:
         self.progress = Progress(
             self.prefix, ranks, job.rank, ranks, failure_key(f"{self.prefix}/before/{self.rank}"), job.name, _MEETING
         )
-        self.of = "" if self._are_all else f" of the process_group of ranks {list(ranks)}"
+        self.of = job.of if self._are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property
     def keys_of_this_rank(self) -> list[str]:
@@ -178,6 +178,8 @@ class Roll:
                         if not self.circle.has_compared and greeting.have_greeted(self._store, self.ranks):
                             self._compare_greetings()
                         is_long = time.monotonic() > started + SLICE_SECONDS
+                        if is_long and (text := self.job.lost()) is not None:
+                            raise RankFailure(text)
                         self._look_for_mistakes(keys, is_long)
                         if is_long:
                             wait = wait or Wait(self.progress, 0)

@@ -122,7 +122,7 @@ class Session:
             self._tell()
 
     def leave(self) -> None:
-        """Gives the process time to end by itself, because rank 0 has said bye."""
+        """Gives the process time to end by itself, because all ranks that train have said bye."""
         self._loop.call_later(LEFT_SECONDS, self.kill)
 
     async def stop(self, why: str) -> None:

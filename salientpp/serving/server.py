@@ -71,6 +71,7 @@ class Server:
         self._described = line_of(
             {
                 "manifest": directory.manifest,
+                "fingerprint": directory.fingerprint,
                 "hosts": [str(host) for host in hosts],
                 "index": self._index,
                 "parts": None if directory.parts is None else [*directory.parts],
@@ -194,7 +195,7 @@ class Server:
         session.attending.discard(peer.rank)
         if peer.why is not None:
             session.lose(f"rank {peer.rank} of the job {peer.why}")
-        elif peer.rank == 0:
+        elif not session.attending:
             session.leave()
 
     # --- requests -----------------------------------------------------------------------------------------------

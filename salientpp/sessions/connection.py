@@ -46,6 +46,7 @@ class Connection:
 
     Attributes:
         address: the server's address.
+        timeout: seconds that the server may be silent.
 
     Raises:
         StorageError: the server cannot be reached, is no storage server, or does not know the token.
@@ -55,7 +56,7 @@ class Connection:
 
     def __init__(self, address: str | Address, token: str, timeout: float = 60.0) -> None:
         self.address = parse_address(address) if isinstance(address, str) else address
-        self._timeout = timeout
+        self.timeout = timeout
         self._left = bytearray()  # bytes that were received and not yet read
         self._asking, self._sending = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
@@ -66,6 +67,16 @@ class Connection:
             self.close(bye=False)
             raise
         _open.add(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the connection has failed or was closed."""
+        return self._ended.is_set()
+
+    @property
+    def own_host(self) -> str:
+        """Address of this side's network interface."""
+        return str(self._socket.getsockname()[0])
 
     def request(self, **what: Any) -> dict[str, Any]:
         """Sends a request, such as ``request(do="status")``. Returns the reply.
@@ -145,10 +156,10 @@ class Connection:
 
     def _connect(self) -> socket.socket:
         try:
-            made = socket.create_connection(self.address, self._timeout)
+            made = socket.create_connection(self.address, self.timeout)
         except TimeoutError:
             raise self._failed(
-                f"did not answer for {self._timeout:g} s; check the address, and that no firewall lies between"
+                f"did not answer for {self.timeout:g} s; check the address, and that no firewall lies between"
             ) from None
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
@@ -160,7 +171,7 @@ class Connection:
         return made
 
     def _greet(self, token: str) -> None:
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout
         line = self._line(MOST_GREETING, "a greeting", until)
         try:
             theirs = values_of(line)
@@ -201,7 +212,7 @@ class Connection:
             with self._sending:
                 self._socket.sendall(line_of(what))
         except TimeoutError:
-            raise self._failed(f"received nothing for {self._timeout:g} s; it may be stopped") from None
+            raise self._failed(f"received nothing for {self.timeout:g} s; it may be stopped") from None
         except OSError as error:
             raise self._failed(f"has closed the connection ({error.strerror or error})") from None
 
@@ -222,11 +233,11 @@ class Connection:
     def _receive(self, what: str, until: float | None = None) -> bytes:
         """Receives the next bytes, at least one."""
         try:
-            self._socket.settimeout(self._timeout if until is None else max(until - time.monotonic(), 1e-3))
+            self._socket.settimeout(self.timeout if until is None else max(until - time.monotonic(), 1e-3))
             received = self._socket.recv(_BLOCK_BYTES)
         except TimeoutError:
             raise self._failed(
-                f"did not send {what} for {self._timeout:g} s; it may be stopped, or no storage server"
+                f"did not send {what} for {self.timeout:g} s; it may be stopped, or no storage server"
             ) from None
         except OSError as error:
             raise self._failed(f"has not sent {what} ({error.strerror or error}); its log may say why") from None

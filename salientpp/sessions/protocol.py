@@ -43,6 +43,11 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def is_address(text: object) -> bool:
+    """True if a path or text means a storage server: it begins with ``salientpp:``."""
+    return str(text).startswith("salientpp:/")
+
+
 def parse_address(text: str) -> Address:
     """Parses ``host:port`` or ``salientpp://host:port``. An IPv6 host has brackets: ``[::1]:29500``.
 

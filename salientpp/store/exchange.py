@@ -66,13 +66,15 @@ class Message:
 class Traffic:
     """Counters of what this rank exchanged with other ranks: messages, bytes of all kinds, and bytes of feature rows.
 
-    ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts all others. ``row_bytes_received`` counts only rows, by
-    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from another rank's neighbour lists, and the
-    answers. ``list_rounds`` counts how often a batch made this rank send such requests.
+    ``rows_sent`` counts rows that this rank sent, each with all its columns. ``row_messages`` counts the all-to-alls of rows;
+    :class:`~salientpp.ranks.mail.Mail` counts all others. ``row_bytes_received`` counts only rows, by vertex type. ``list_bytes_sent`` and
+    ``list_bytes_received`` count requests to draw from another rank's neighbour lists, and the answers. ``list_rounds`` counts how often a batch made
+    this rank send such requests.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    rows_sent: int = 0
     row_messages: int = 0
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
     list_bytes_sent: int = 0
@@ -253,6 +255,7 @@ class Exchange:
         wanted = [[of_rank[place] for place in places] for of_rank in counts.wanted]
         asked = [[of_rank[place] for place in places] for of_rank in counts.asked]
         like = {column: of_column[:0] for column, of_column in rows.items()}
+        self.traffic.rows_sent += sum(of_rank[place] for of_rank in counts.asked for place in {*places})
         if len(rows) == 1:
             pending = self._send(next(iter(rows.values())), _sums(asked), _sums(wanted), pool)
         else:

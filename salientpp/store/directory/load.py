@@ -15,7 +15,10 @@ from salientpp.arguments import as_integer
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
+from salientpp.sessions.opening import open_session
+from salientpp.sessions.protocol import is_address
 from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
+from salientpp.store.directory.fetched import FetchedArrays
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
@@ -35,7 +38,8 @@ def load(
     """Opens a dataset directory. Every rank calls it.
 
     Args:
-        root: a directory that :func:`partition` wrote.
+        root: a directory that :func:`partition` wrote, or ``salientpp://host:port``, the address of a storage host (``salientpp serve``). The ranks of this
+            job then only train, and read rows from the storage hosts.
         part_id: the part to serve. None: in an initialised process group, rank r serves part ``r // ranks_per_part``. With fewer ranks than parts,
             a rank serves several parts as one (:mod:`salientpp.ranks.placement`). Without a process group, the process serves part 0 if it is the only
             part.
@@ -48,7 +52,15 @@ def load(
     Raises:
         DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
         ValueError: the number of ranks does not fit the number of parts, the part does not exist, or this rank is not in the group.
+        StorageError: a storage host cannot be reached or refuses the session.
+        DifferentVersions: a storage host runs another version of this package.
     """
+    if is_address(root):
+        if part_id is not None or process_group is not None or storage_ranks:
+            raise ValueError(
+                f"{root} is the address of a storage host, which stores for all ranks of this job; leave part_id, process_group and storage_ranks out"
+            )
+        return _load_from_hosts(str(root))
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
     root = Path(root)
@@ -66,6 +78,16 @@ def load(
         part = PartitionedGraph(root, manifest, part_id)
         served = None if part_id is None else range(part_id, part_id + 1)
     check_files(part, served, verify)
+    return part
+
+
+def _load_from_hosts(address: str) -> PartitionedGraph:
+    """Opens a session with storage hosts, and returns this rank's view of the graph that they serve."""
+    session = open_session(address)
+    arrays = FetchedArrays(session)
+    opened_by = OpenedBy(len(session.hosts), session.job)
+    whole = PartitionedGraph(arrays.root, read_manifest(arrays.root), None, opened_by=opened_by, arrays=arrays)
+    part, _ = part_of_rank(whole, session.job.rank, session.job.size)
     return part
 
 
