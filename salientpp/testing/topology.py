@@ -179,6 +179,7 @@ def make(
     form: str,
     sampler: MakeSampler = None,
     storage_ranks: int = 0,
+    hosts: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Any:
     """Makes the loader of a case.
@@ -189,10 +190,12 @@ def make(
         form: form of topology, for example ``"parts"``.
         sampler: makes the sampler; None lets the loader make it.
         storage_ranks: number of ranks that only store, as in :func:`salientpp.load`.
+        hosts: addresses of storage hosts by the name of the graph, if they serve it.
         more: options that replace those of the case.
     """
     of, kind, given = case
-    part = salientpp.load(root / of / form, storage_ranks=storage_ranks)
+    place = root / of / form if hosts is None else hosts[of]
+    part = salientpp.load(place, storage_ranks=storage_ranks)
     options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_neighbors": FANOUTS, **given, **more}
     if of == "typed":
         options["num_neighbors"] = TYPED_FANOUTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
@@ -17,40 +16,14 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from storage_laws import BY_PART, OTHERS, PARTS, epoch_of, epochs_of, planned, resumed, together, uses
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.ranks.groups import Circle
-from salientpp.ranks.job import Job
 from salientpp.testing.topology import CASES, SOME, directories, make
-
-PARTS = 8
 
 #: Numbers of ranks that train and of ranks that store.
 LAYOUTS = [(1, 1), (2, 3), (4, 2)]
-
-#: Cases that are left out: storage ranks refuse sums, and static batches cannot be listed.
-OTHERS = {"mean", "weighted sum", "one size"}
-
-#: Cases whose seeds depend on the number of a rank's part. A single rank has no such number without storage ranks.
-BY_PART = {"few seeds", "pairs", "edge times", "last edges", "window"}
-
-
-def contents(value: Any) -> Any:
-    """Returns the contents of a batch as plain values that can be compared."""
-    if isinstance(value, torch.Tensor):
-        return (
-            str(value.dtype),
-            list(value.shape),
-            value.float().tolist() if value.dtype == torch.bfloat16 else value.tolist(),
-        )
-    if isinstance(value, dict):
-        return {name: contents(of) for name, of in value.items()}
-    return value if isinstance(value, (int, float, str, type(None))) else str(value)
-
-
-def epoch_of(loader: Any) -> list[list[Any]]:
-    return [[contents(batch.to_dict()) for batch in batches] for batches in loader.rounds()]
 
 
 def on_ranks(
@@ -79,17 +52,6 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 # --- batches ------------------------------------------------------------------------------------------------
 
 
-def epochs_of(rank: int, root: Path, form: str, storage: int, names: list[str]) -> dict[str, Any]:
-    found = {}
-    for name in names:
-        loader = make(root, CASES[name], form, storage_ranks=storage)
-        found[name] = epoch_of(loader)
-        for type_, rows in loader.stats().by_type.items():
-            is_own = not storage or type_ in loader.data.replicated
-            assert is_own or rows["host"] == rows["device"] == 0, f"{name}: this rank holds no rows of its own"
-    return found
-
-
 @pytest.mark.parametrize(("trainers", "storage"), LAYOUTS)
 def test_batches_do_not_depend_on_who_stores(stored: tuple[Path, str], trainers: int, storage: int) -> None:
     left_out = OTHERS | (BY_PART if trainers == 1 else set())
@@ -99,89 +61,24 @@ def test_batches_do_not_depend_on_who_stores(stored: tuple[Path, str], trainers:
         assert found[rank][name] == expected[rank][name], (name, rank)
 
 
-def _planned(rank: int, root: Path, form: str, storage: int) -> list[Any]:
-    found = []
-    for options in (
-        {"memory": "4kB"},
-        {"memory": "4kB", "policy": "degree"},
-        {"replication_factor": "4kB", "lookahead": 4},
-        {"memory": "4kB", "ranks_per_host": 2 + storage},
-    ):
-        loader = make(root, CASES["three hops"], form, storage_ranks=storage, **options)
-        epochs = [epoch_of(loader) for _ in range(2)]
-        assert loader.memory_used()["cache"] <= 4000
-        if storage:
-            assert loader.stats().rows_cache > 0, options
-        found.append(epochs)
-    return found
-
-
 def test_a_planned_cache_is_the_only_copy_of_rows(stored: tuple[Path, str]) -> None:
-    assert run(_planned, 2, 2, *stored) == run(_planned, 2, 0, *stored)
-
-
-def _uses(rank: int, root: Path, form: str, storage: int) -> list[Any]:
-    """Loops that end early, two loaders at once, a dropped one, and a resumed one."""
-
-    def made(**options: Any) -> Any:
-        return make(
-            root,
-            CASES["logical ranks"],
-            form,
-            storage_ranks=storage,
-            **{"logical_ranks": PARTS, "batch_size": 4, **options},
-        )
-
-    found: list[Any] = []
-    loader, other = made(num_workers=1), made(input_nodes="val", shuffle=False, num_neighbors=[2])
-    for stop in (0, 2, 1 + rank, 100):
-        found.append([contents(batch.to_dict()) for batch in itertools.islice(iter(loader), stop)])
-    for one, two in zip(loader.rounds(), other.rounds()):
-        found.append([contents(batch.to_dict()) for batch in [*one, *two]])
-    for _ in range(6):
-        del other
-        gc.collect()
-        other = made(input_nodes="val")
-        found.append(epoch_of(other))
-    again = made()
-    for _ in itertools.islice(again.rounds(), 1):
-        pass
-    state = again.state_dict()
-    following = made()
-    following.load_state_dict(state)
-    found.append([epoch_of(following) for _ in range(2)])
-    if dist.get_world_size() > 1:
-        assert len(Circle.of(Job.default(), tuple(range(dist.get_world_size()))).groups) <= 8, (
-            "storage ranks drop loaders too"
-        )
-        slowest = loader.metrics(all_ranks=True)["ranks.slowest"]
-        assert 0 <= slowest < dist.get_world_size() - storage
-    return [found, state]
+    assert run(planned, 2, 2, *stored) == run(planned, 2, 0, *stored)
 
 
 def test_storage_ranks_follow_any_use_of_loaders(stored: tuple[Path, str]) -> None:
-    for rank, (found, expected) in enumerate(zip(run(_uses, 2, 2, *stored), run(_uses, 2, 0, *stored))):
+    for rank, (found, expected) in enumerate(zip(run(uses, 2, 2, *stored), run(uses, 2, 0, *stored))):
         assert found[0] == expected[0], rank
         assert {**found[1], "fingerprint": None} == {**expected[1], "fingerprint": None}
 
 
-def _resumed(rank: int, root: Path, form: str, storage: int, state: dict[str, Any]) -> list[Any]:
-    loader = make(root, CASES["logical ranks"], form, storage_ranks=storage, logical_ranks=PARTS, batch_size=4)
-    loader.load_state_dict(state)
-    return epoch_of(loader)
-
-
 def test_a_run_continues_with_other_numbers_of_ranks(stored: tuple[Path, str]) -> None:
     """A state of two ranks that train continues on one and on four, with other storage ranks or none."""
-    (_, state), _ = run(_uses, 2, 1, *stored)
+    (_, state), _ = run(uses, 2, 1, *stored)
 
-    def together(per_rank: list[Any]) -> list[Any]:
-        return [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*per_rank)]
-
-    expected = together(run(_resumed, 1, 0, *stored, state))
+    expected = together(run(resumed, 1, 0, *stored, state))
     assert expected
     for trainers, storage in ((1, 2), (4, 1), (2, 0)):
-        assert together(run(_resumed, trainers, storage, *stored, state)) == expected, (trainers, storage)
+        assert together(run(resumed, trainers, storage, *stored, state)) == expected, (trainers, storage)
 
 
 # --- errors -------------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""Storage servers of a dataset directory for tests, each a process that runs ``salientpp serve``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from salientpp.sessions.connection import Connection
+
+TOKEN = "a token of these tests"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Hosts:
+    """Running servers of one directory.
+
+    Attributes:
+        addresses: their addresses, in order.
+        logs: their logs.
+    """
+
+    root: Path
+    addresses: list[str]
+    logs: list[Path]
+    options: list[str]
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"salientpp://{self.addresses[0]}"
+
+    def start(self) -> None:
+        for address, log in zip(self.addresses, self.logs):
+            command = [sys.executable, "-m", "salientpp.cli", "serve", str(self.root), "--listen", address]
+            with log.open("a") as stderr:
+                self.processes.append(
+                    subprocess.Popen(
+                        [*command, "--hosts", *self.addresses, *self.options],
+                        stdout=subprocess.PIPE,
+                        stderr=stderr,
+                        text=True,
+                        env={**os.environ, "SALIENTPP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)},
+                    )
+                )
+        for process, log in zip(self.processes, self.logs):
+            assert process.stdout is not None and process.stdout.readline(), log.read_text()
+
+    def stop(self, how: int = signal.SIGTERM) -> list[int]:
+        """Ends the servers. Returns their exit codes."""
+        for process in self.processes:
+            process.send_signal(how)
+        codes = [process.wait(60) for process in self.processes]
+        for process in self.processes:
+            assert process.stdout is not None
+            process.stdout.close()
+        self.processes.clear()
+        return codes
+
+    def status(self, index: int = 0) -> dict[str, Any]:
+        with Connection(self.addresses[index], TOKEN, 20) as connection:
+            return connection.request(do="status")
+
+    def sessions(self) -> list[dict[str, Any]]:
+        return [session for index in range(len(self.addresses)) for session in self.status(index)["sessions"]]
+
+    def log(self) -> str:
+        return "".join(log.read_text() for log in self.logs)
+
+
+def free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as open_:
+        sockets = [open_.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextlib.contextmanager
+def serving(root: Path, number: int, folder: Path, *options: str) -> Iterator[Hosts]:
+    """Starts ``number`` servers of a directory, and stops them at the end. Their logs are in ``folder``."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(number)]
+    hosts = Hosts(root, addresses, [folder / f"{index}.log" for index in range(number)], [*options])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+def until(holds: Any, seconds: float = 60.0) -> float:
+    """Waits until ``holds()`` is true. Returns the seconds that it took."""
+    begin = time.monotonic()
+    while not holds():
+        assert time.monotonic() < begin + seconds, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - begin
