@@ -63,7 +63,7 @@ class Server:
         log: Callable[[str], None],
     ) -> None:
         hosts = hosts or [address]
-        self._index, self._num_hosts = check_hosts(hosts, address, directory.num_parts), len(hosts)
+        self._index, self._hosts = check_hosts(hosts, address, directory.num_parts), tuple(map(str, hosts))
         self._directory, self._listening, self._address = directory, listening, address
         self._token, self._run, self._log = token, run, log
         self._greeting = greeting("")
@@ -72,7 +72,7 @@ class Server:
             {
                 "manifest": directory.manifest,
                 "fingerprint": directory.fingerprint,
-                "hosts": [str(host) for host in hosts],
+                "hosts": [*self._hosts],
                 "index": self._index,
                 "parts": None if directory.parts is None else [*directory.parts],
             }
@@ -226,7 +226,7 @@ class Server:
             session=_id_of(what),
             trainers=_whole_number(what, "trainers", 1, 2**20),
             index=self._index,
-            hosts=self._num_hosts,
+            hosts=self._hosts,
             store=_store_of(what),
             timeout=_seconds_of(what),
         )

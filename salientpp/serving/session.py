@@ -22,7 +22,7 @@ from salientpp.loader.serve import Storage
 from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.job import Job
 from salientpp.serving.spec import SessionSpec
-from salientpp.sessions.opening import meet
+from salientpp.sessions.opening import meet, words_of_hosts
 from salientpp.store.directory.load import check_files, part_of_rank
 from salientpp.store.directory.manifest import read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
@@ -46,11 +46,11 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
 
     try:
         store, place = _meeting(spec)
-        job = Job(
-            store, spec.trainers + spec.index, spec.trainers + spec.hosts, spec.session, spec.host, of=_words(spec)
-        )
+        number = len(spec.hosts)
+        of = words_of_hosts(spec.trainers, spec.hosts)
+        job = Job(store, spec.trainers + spec.index, spec.trainers + number, spec.session, spec.host, of=of)
         root = Path(spec.root)
-        opened_by = OpenedBy(spec.hosts, job)
+        opened_by = OpenedBy(number, job)
         whole = PartitionedGraph(root, read_manifest(root), None, opened_by=opened_by)
         part, stored = part_of_rank(whole, job.rank, job.size)
         check_files(part, stored, "quick")
@@ -84,11 +84,6 @@ def _meeting(spec: SessionSpec) -> tuple[dist.Store, list[object]]:
         master_listen_fd=listening.detach(),
     )
     return dist.PrefixStore(spec.session, store), [spec.host, port]
-
-
-def _words(spec: SessionSpec) -> str:
-    """Returns the text that errors append to a rank's number."""
-    return f" of a session with {spec.hosts} storage host{'s' * (spec.hosts > 1)} (the ranks from {spec.trainers} on)"
 
 
 class _Watch:

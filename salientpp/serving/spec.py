@@ -14,8 +14,8 @@ class SessionSpec:
         host: numeric address of the interface that the server listens on; the process listens on the same one.
         session: hexadecimal id that the client chose. It is the same on all storage hosts of the session.
         trainers: T, the number of ranks that train.
-        index: index of this host among the storage hosts, in [0, ``hosts``).
-        hosts: S, the number of storage hosts.
+        index: index of this host among the storage hosts, in [0, number of hosts).
+        hosts: addresses of all storage hosts, in order.
         store: host and port of the job's key-value store. None: this process hosts the store.
         timeout: seconds that a rank of the session may be silent.
     """
@@ -25,6 +25,6 @@ class SessionSpec:
     session: str
     trainers: int
     index: int
-    hosts: int
+    hosts: tuple[str, ...]
     store: tuple[str, int] | None
     timeout: float

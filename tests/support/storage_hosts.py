@@ -39,6 +39,10 @@ class Hosts:
     def address(self) -> str:
         return f"salientpp://{self.addresses[0]}"
 
+    @property
+    def are_alive(self) -> bool:
+        return bool(self.processes) and all(process.poll() is None for process in self.processes)
+
     def start(self) -> None:
         for address, log in zip(self.addresses, self.logs):
             command = [sys.executable, "-m", "salientpp.cli", "serve", str(self.root), "--listen", address]
