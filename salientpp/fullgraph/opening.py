@@ -21,7 +21,8 @@ from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.facts import check_same
 from salientpp.ranks.hosts import sizes_of_hosts
 from salientpp.ranks.placement import runs
-from salientpp.store.directory.opened import PartitionedGraph, check_every_rank_holds_rows
+from salientpp.store.directory.of_trainers import of_trainers
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.target_lists import TargetLists
 
 #: Names of splits in a Data.
@@ -54,7 +55,7 @@ def local(
     Raises:
         ValueError, TypeError: an argument is wrong, there are more ranks than parts, or the ranks gave different arguments or data. Every rank raises it.
     """
-    check_every_rank_holds_rows(data, "full-graph training")
+    data, process_group = of_trainers(data, process_group)
     error: Exception | None = None
     seconds, at = DEFAULT_TIMEOUT, torch.device("cpu")
     try:

@@ -31,7 +31,8 @@ from salientpp.loader.statistics import LoaderStats
 from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.ranks.roll import before_roll_call
-from salientpp.store.directory.opened import PartitionedGraph, check_every_rank_holds_rows
+from salientpp.store.directory.of_trainers import of_trainers
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.suggestions import suggest_arguments
 
 
@@ -94,9 +95,9 @@ def inference(
         OSError: rows of a layer or of ``out`` cannot be written, for instance because the disk is full.
         RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank failed. Every rank raises it.
     """
-    check_every_rank_holds_rows(data, "inference")
     # The ranks meet only for a partitioned graph.
     with before_roll_call() if isinstance(data, PartitionedGraph) else contextlib.nullcontext():
+        data, process_group = of_trainers(data, process_group)
         if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
             raise TypeError(
                 f"inference needs a graph with one type, got a {type(data).__name__} with several; convert it with to_homogeneous(), or apply the layers "

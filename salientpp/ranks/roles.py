@@ -11,6 +11,7 @@ import itertools
 import json
 import multiprocessing.util
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +30,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 
 #: Seconds between two looks for a failure.
 _FAILURE_PAUSE = 0.5
+
+#: Seconds between two beats of a rank that trains, and seconds without one after which it counts as stopped.
+_BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 
 #: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
 _STAY_SECONDS = 30.0
@@ -63,7 +67,11 @@ class Roles:
         Raises:
             ValueError: it was made for another number of storage ranks.
         """
-        found = cls.known.get(job) or cls.known.setdefault(job, cls(job, num_storage_ranks))
+        found = cls.known.get(job)
+        if found is None:
+            found = cls.known.setdefault(job, cls(job, num_storage_ranks))
+            if not job.name and job.rank < found.num_trainers:  # in a session, the storage hosts watch the ranks
+                threading.Thread(target=_beat, args=(job.store, job.rank), name="salientpp-beat", daemon=True).start()
         if found._num_storage_ranks != num_storage_ranks:
             raise ValueError(
                 f"storage_ranks must be equal for all graphs of a job, got {num_storage_ranks} after {found._num_storage_ranks}"
@@ -117,6 +125,7 @@ class Roles:
             RankFailure: the job's store is gone, and with it the rank that hosted it.
         """
         number, pause, looked = 0, _FIRST_PAUSE, time.monotonic()
+        silence = _Silence(self._store, self.num_trainers)
         ended = False
         try:
             while not ended:
@@ -131,6 +140,7 @@ class Roles:
                     pause = min(1.2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() - looked > _FAILURE_PAUSE:
                     look()
+                    silence.look()
                     looked = time.monotonic()
             failure = f"{_PREFIX}/failure"
             text = self._store.get(failure).decode() if self._store.check([failure]) else None
@@ -151,6 +161,46 @@ class Roles:
         """Lets the process that hosts the store end."""
         with contextlib.suppress(RuntimeError):
             self._store.add(f"{_PREFIX}/left", 1)
+
+
+class _Silence:
+    """Finds ranks that train and are stopped: they have sent beats, and send no more."""
+
+    def __init__(self, store: dist.Store, num_trainers: int) -> None:
+        self._store, self._num_trainers = store, num_trainers
+        self._beats: dict[int, bytes] = {}
+        self._silent: dict[int, float] = {}
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Raises RankFailure if a rank is silent. Call it about twice a second. Time during which this process was stopped itself does not count."""
+        passed = time.monotonic() - self._looked
+        if passed < _BEAT_SECONDS:
+            return
+        self._looked += passed
+        for rank in range(self._num_trainers):
+            if not self._store.check([_beat_of(rank)]) or self._store.check([_ended(rank)]):
+                continue
+            beat = self._store.get(_beat_of(rank))
+            is_new = beat != self._beats.get(rank)
+            self._beats[rank] = beat
+            self._silent[rank] = 0.0 if is_new else self._silent[rank] + min(passed, 2 * _BEAT_SECONDS)
+            if self._silent[rank] > _SILENT_SECONDS:
+                raise RankFailure(f"rank {rank} has not answered for {_SILENT_SECONDS:g} s; it may be stopped")
+
+
+def _beat(store: dist.Store, rank: int) -> None:
+    """Renews the beat of a rank that trains as long as its process runs."""
+    with contextlib.suppress(RuntimeError):  # the job has ended
+        clone: Any = store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
+        own = clone()  # another thread that waits for the store would keep this one waiting
+        for number in itertools.count():
+            own.set(_beat_of(rank), str(number))
+            time.sleep(_BEAT_SECONDS)
+
+
+def _beat_of(rank: int) -> str:
+    return f"{_PREFIX}/beat/{rank}"
 
 
 def _ended(rank: int) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-import torch.distributed as dist
+import torch
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler.base import NumNeighbors
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks import roles
 from salientpp.ranks.job import Job
 from salientpp.testing.topology import directories
 
@@ -147,6 +148,7 @@ def _differ(rank: int, root: Path) -> str:
     if part.only_stores:
         assert part.rows()[None]["x"].shape[0] == 0, "a storage rank visits no seeds, so its own part is empty"
         salientpp.serve(part)
+    os.kill(int(part.job.store.get("pid")), signal.SIGKILL)
     return str(raised.value)
 
 
@@ -172,31 +174,25 @@ def test_arguments_may_be_values_of_numpy_and_pyg(stored: Path) -> None:
     assert run(_takes_values, 2, 1, stored) == [True, True]
 
 
-def _enters(rank: int, part: Any) -> list[str]:
-    model, found = GraphSAGE(part.num_features, 4, 1, 4), []
-    entries: list[Callable[[], Any]] = [
-        lambda: salientpp.inference(model, part),
-        lambda: salientpp.fullgraph.local(part),
-        lambda: salientpp.fullgraph.distribute(model, part),
-    ]
-    for enter in entries:
-        with pytest.raises(ValueError) as raised:
-            enter()
-        found.append(str(raised.value))
+def _enters(rank: int, part: Any) -> bool:
+    torch.manual_seed(0)
+    model = GraphSAGE(part.num_features, 4, 1, 4)
     with pytest.raises(ValueError, match=r"memory\['device'\] does not work with storage_ranks"):
         loader_of(part, memory={"host": "4kB", "device": "4kB"})
-    trainers = dist.new_group([0, 1], use_local_synchronization=True)
-    again = salientpp.load(part.root, process_group=trainers)
-    rows = salientpp.inference(model, again, process_group=trainers)
-    assert rows.shape[0] == again.split("all").numel()
+    with pytest.raises(ValueError, match="process_group= does not work with storage ranks"):
+        salientpp.inference(model, part, process_group=part.trainers)
+    again = salientpp.load(part.root, process_group=part.trainers)
+    assert part.split("all").equal(again.split("all"))
+    expected = salientpp.inference(model, again, process_group=part.trainers)
+    assert salientpp.inference(model, part).equal(expected)
     assert ids_of(loader_of(part)), "the storage goes on"
-    return found
+    local = salientpp.fullgraph.distribute(model, part)
+    torch.testing.assert_close(local(local.graph.x, local.graph.edge_index).detach(), expected, rtol=1e-4, atol=1e-4)
+    return True
 
 
-def test_inference_and_full_graph_training_say_what_to_do(stored: Path) -> None:
-    for texts in run(_enters, 2, 1, stored):
-        for text in texts:
-            assert "does not work with storage_ranks" in text and "pass a process_group= of these ranks" in text
+def test_inference_and_full_graph_training_run_on_the_ranks_that_train(stored: Path) -> None:
+    assert all(run(_enters, 2, 1, stored))
 
 
 def _makes_a_module(rank: int, part: Any) -> int:
@@ -277,7 +273,6 @@ def test_an_error_that_ends_a_process_is_told_to_the_storage(stored: Path) -> No
 
 def test_a_message_that_interrupts_another_has_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may drop a loader while a message is being written."""
-    from salientpp.ranks import roles
 
     class Store(dict):
         def set(self, key: str, value: str) -> None:
@@ -292,3 +287,27 @@ def test_a_message_that_interrupts_another_has_its_own_number(monkeypatch: pytes
     made.post({"do": "make"})
     made.post({"do": "epoch"})
     assert len(store) == 3
+
+
+# --- stopped ranks ------------------------------------------------------------------------------------------------
+
+
+def _is_stopped(rank: int, root: Path) -> str:
+    roles._BEAT_SECONDS, roles._SILENT_SECONDS = 0.2, 3.0
+    part = salientpp.load(root, storage_ranks=1)
+    if not part.only_stores:
+        next(iter(loader_of(part)))
+        part.job.store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(RuntimeError) as raised:
+        salientpp.serve(part)
+    os.kill(int(part.job.store.get("pid")), signal.SIGKILL)
+    return str(raised.value)
+
+
+def test_the_storage_names_a_stopped_rank(stored: Path) -> None:
+    """The only rank that trains is stopped in mid-epoch, so no other rank that trains could name it."""
+    assert (
+        "rank 0 has not answered for 3 s; it may be stopped"
+        in distributed.run(_is_stopped, 2, stored, may_fail=True)[1]
+    )

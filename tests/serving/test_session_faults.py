@@ -18,7 +18,9 @@ from typing import Any
 
 import distributed
 import pytest
+import torch
 from storage_hosts import ROOT, TOKEN, Hosts, serving, until
+from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
@@ -307,3 +309,21 @@ def test_hosts_may_serve_copies_of_their_parts(hosts: Hosts, root: Path, tmp_pat
     (tmp_path / "disk").mkdir()
     with serving(root, 1, tmp_path, "--copy-to", str(tmp_path / "disk")) as copied:
         assert ids_of(loader_of(salientpp.load(copied.address))) == expected
+
+
+# --- work without a loader ----------------------------------------------------------------------------------------
+
+
+def _computes(rank: int, address: str, root: Path) -> bool:
+    os.environ["SALIENTPP_TOKEN"] = TOKEN
+    torch.manual_seed(0)
+    there, here = salientpp.load(address), salientpp.load(root)
+    model = GraphSAGE(there.num_features, 4, 1, 4)
+    one, other = (salientpp.inference(model, part) for part in (there, here))
+    assert here.part_id is None or one.shape[0] == there.split("all").numel()
+    return one.equal(other) and len(ids_of(loader_of(there))) > 0
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_inference_equals_that_of_ranks_with_the_directory(hosts: Hosts, root: Path, trainers: int) -> None:
+    assert all(distributed.run(_computes, trainers, hosts.address, root))

@@ -328,15 +328,6 @@ class PartitionedGraph(PygNames, WithRoles):
         return html(f"{first} {last.strip()}", _table_of_types(self))
 
 
-def check_every_rank_holds_rows(data: Any, task: str) -> None:
-    """Raises ValueError if ``data`` is a graph with storage ranks. These serve loaders, and would not come to the ``task``."""
-    if isinstance(data, PartitionedGraph) and data.num_storage_ranks:
-        raise ValueError(
-            f"{task} does not work with storage_ranks, because storage ranks only answer loaders; on the ranks that train, load the graph again without "
-            "storage_ranks, and pass a process_group= of these ranks there and here"
-        )
-
-
 def _check_offsets(whole: PartitionedGraph, offsets: Sequence[int]) -> None:
     named = offsets[:-1] if whole.num_storage_ranks and offsets[-2:-1] == offsets[-1:] else offsets
     inside = all(first < last for first, last in pairwise(named))
