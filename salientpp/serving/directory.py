@@ -52,7 +52,7 @@ class ServedDirectory:
             if self.parts is None:
                 raise Mistake(f"{name} is missing on the storage host; partition or copy the directory again") from None
             raise Mistake(
-                f"this storage host has a copy of parts {', '.join(map(str, self.parts))} only, without {name}; ask the host that holds its part"
+                f"this storage host has a copy without {name}; its parts are {', '.join(map(str, self.parts))}; ask the host that holds the part"
             ) from None
         except OSError as error:
             raise Mistake(f"{name} cannot be read on the storage host ({error.strerror or error})") from None

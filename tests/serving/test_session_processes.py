@@ -1,0 +1,224 @@
+"""Laws of sessions: who owns one, how it ends when a process or the server ends, and its numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from storage_server import ROOT, TOKEN, is_alive, running, until
+
+from salientpp.sessions.protocol import StorageError
+
+#: A client that opens or attends a session, prints a line and stays: ADDRESS, TOKEN, "open" or "attend", session, timeout.
+CLIENT = """
+import sys, time
+from salientpp.sessions.connection import Connection
+address, token, do, session, timeout = sys.argv[1:]
+connection = Connection(address, token)
+more = {"trainers": 2, "store": None, "timeout": float(timeout)} if do == "open" else {"rank": 1}
+connection.request(do=do, session=session, **more)
+connection.keep_beating(0.2)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def client(server, do: str, session: str, timeout: float = 30) -> subprocess.Popen:
+    arguments = [str(server.address), TOKEN, do, session, str(timeout)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def pid_of(server, session: str) -> int:
+    (found,) = [each["pid"] for each in server.sessions() if each["session"] == session]
+    return found
+
+
+def test_a_session_begins_reports_and_ends_by_itself(server):
+    with server.connect() as connection:
+        assert server.open(connection, "e1", trainers=3) == ["127.0.0.1", 4321]
+        until(lambda: (server.sessions() or [{"rows": 30}])[0]["rows"] == 30)
+        (found,) = server.sessions() or [None]
+        assert (found["session"], found["trainers"], found["attending"]) == ("e1", 3, [0])
+        assert (found["rows"], found["bytes"]) == (30, 3000) and 0 <= found["since"] < 20
+        assert found["bytes_per_second"] > 100 and found["pid"] > 0 and found["peer"].startswith("127.0.0.1:")
+        until(lambda: not server.sessions())
+    assert until(lambda: server.said("session e1 of 127.0.0.1:")) < 5 and server.told("e1") == ""
+    until(lambda: server.said(f"session e1 of {found['peer']} ended"))
+
+
+def test_a_session_starts_within_a_moment(server):
+    with server.connect() as first, server.connect() as second:
+        server.open(first, "a2")  # the fork server has imported everything after its first process
+        begin = time.monotonic()
+        server.open(second, "a3")
+        took = time.monotonic() - begin
+        print(f"a session starts in {took * 1e3:.1f} ms")
+        assert took < 2
+
+
+@pytest.mark.parametrize("which", ["open", "attend"])
+@pytest.mark.parametrize("signal_", ["SIGKILL", "SIGSTOP"])
+def test_a_killed_or_stopped_rank_ends_its_session_and_no_other(server, which, signal_):
+    session = f"a4{'01'[which == 'open']}{'01'[signal_ == 'SIGKILL']}"
+    timeout = 30 if signal_ == "SIGKILL" else 1
+    other = client(server, "open", f"{session}f")
+    owner = client(server, "open", session, timeout)
+    attending = client(server, "attend", session)
+    pid, others = pid_of(server, session), pid_of(server, f"{session}f")
+    killed, rank = (owner, 0) if which == "open" else (attending, 1)
+    killed.send_signal(getattr(signal, signal_))
+    until(lambda: server.told(session))
+    why = "went away" if signal_ == "SIGKILL" else "did not answer for 1 s; it may be stopped"
+    assert server.told(session) == f"rank {rank} of the job {why}"
+    assert until(lambda: not is_alive(pid)) < 5
+    until(lambda: server.said(f"was lost: rank {rank} of the job {why}"))
+    assert is_alive(others) and server.told(f"{session}f") == ""
+    for each in (owner, attending, other):
+        end(each)
+
+
+def test_bye_leaves_the_session_to_itself(server):
+    owner, attending = server.connect(), server.connect()
+    server.open(owner, "a5", trainers=2)
+    attending.request(do="attend", session="a5", rank=1)
+    attending.close()
+    pid = pid_of(server, "a5")
+    assert server.sessions()[0]["attending"] == [0]
+    owner.close()
+    time.sleep(0.3)
+    assert server.told("a5") == "" and is_alive(pid), "a process has a minute to end by itself"
+    assert server.sessions()[0]["attending"] == []
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not server.sessions())
+    assert server.said("a5 of") and server.said("was killed by signal 9; memory may have run out")
+
+
+def test_a_process_that_stays_after_a_loss_is_killed(server):
+    owner = server.connect()
+    server.open(owner, "b6")
+    pid = pid_of(server, "b6")
+    owner.close(bye=False)
+    until(lambda: server.told("b6"))
+    assert 3 < until(lambda: not is_alive(pid)) < 10
+    until(lambda: not server.sessions())
+
+
+@pytest.mark.parametrize(
+    "session, text",
+    [
+        ("f7", "the session failed: the part is missing"),
+        ("d7", "the session was killed by signal 9"),
+        ("c7", "the session's process did not report for 0.5 s"),
+    ],
+)
+def test_a_process_that_fails_at_its_start_is_an_error_of_open(server, session, text):
+    with server.connect() as connection:
+        with pytest.raises(StorageError, match=f"refused 'open': {text}"):
+            server.open(connection, session, timeout=0.5 if session == "c7" else 30)
+        until(lambda: not server.sessions())
+        assert server.open(connection, "e7")  # the same connection may try again
+
+
+def test_the_same_id_and_the_same_rank_come_once(server):
+    with server.connect() as owner, server.connect() as second, server.connect() as third:
+        server.open(owner, "a8", trainers=2)
+        with pytest.raises(StorageError, match="session a8 is open already"):
+            server.open(second, "a8")
+        with pytest.raises(StorageError, match="belongs to session a8 already"):
+            server.open(owner, "a9")
+        with pytest.raises(StorageError, match=r"rank must be an integer in \[0, 1\], got 2"):
+            second.request(do="attend", session="a8", rank=2)
+        with pytest.raises(StorageError, match="rank 0 attends session a8 already"):
+            second.request(do="attend", session="a8", rank=0)
+        second.request(do="attend", session="a8", rank=1)
+        with pytest.raises(StorageError, match="rank 1 attends session a8 already"):
+            third.request(do="attend", session="a8", rank=1)
+
+
+def test_a_session_that_ends_ends_the_connections_of_its_ranks(server):
+    owner = server.connect()
+    server.open(owner, "e9")
+    owner.keep_beating(0.05)
+    until(lambda: not server.sessions())
+    with pytest.raises(StorageError, match="closed the connection|has ended|has not sent|has closed"):
+        owner.request(do="status")
+
+
+def test_requests_of_a_session_count_as_answers(server):
+    with server.connect() as owner:
+        server.open(owner, "aa", timeout=1)
+        for _ in range(8):
+            time.sleep(0.25)
+            owner.request(do="status")
+        assert server.told("aa") == ""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_stopped_server_tells_its_sessions_and_ends(root, tmp_path, name):
+    with running(root, tmp_path) as server:
+        first, second = server.connect(), server.connect()
+        server.open(first, "ac1")
+        server.open(second, "bc1")  # must be killed
+        pids = [pid_of(server, "ac1"), pid_of(server, "bc1")]
+        server.process.send_signal(getattr(signal, name))
+        assert server.process.wait(20) == 100 + getattr(signal, name)
+        assert not any(map(is_alive, pids))
+        for session in ("ac1", "bc1"):
+            assert server.told(session) == f"the storage on {server.address} was stopped"
+            os.remove(f"{server.root}.{session}")
+        with pytest.raises(StorageError):
+            server.connect(timeout=5)
+
+
+def test_a_killed_server_leaves_no_process(root, tmp_path):
+    with running(root, tmp_path) as server:
+        connections = [server.connect() for _ in range(3)]
+        for number, connection in enumerate(connections):
+            server.open(connection, f"ad{number}")
+        pids = [each["pid"] for each in server.sessions()]
+        parents = {int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) for pid in pids}
+        assert len(pids) == 3 and server.process.pid not in parents  # the fork server is their parent
+        server.process.kill()
+        server.process.wait()
+        until(lambda: not any(map(is_alive, [*pids, *parents])))
+
+
+def test_processes_hold_no_connection_of_the_server(server):
+    with server.connect() as first, server.connect() as second:
+        server.open(first, "ae1")
+        server.open(second, "ae2")
+        for each in server.sessions():
+            folder = f"/proc/{each['pid']}/fd"
+            links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+            # The pipe to the server is the only socket.
+            assert sum(link.startswith("socket:") for link in links) <= 1, links
+
+
+def test_many_sessions_at_once(server):
+    connections = [server.connect() for _ in range(8)]
+    for number, connection in enumerate(connections):
+        server.open(connection, f"af{number}")
+    assert len(server.sessions()) == 8
+    for connection in connections:
+        connection.close(bye=False)
+    until(lambda: not server.sessions())
+    assert all(server.told(f"af{number}") == "rank 0 of the job went away" for number in range(8))
+    for number in range(8):
+        assert server.said(f"session af{number} of") and not server.said("exit code 255")
