@@ -25,8 +25,8 @@ from salientpp.sessions.token import VARIABLE, is_proof, new_nonce, proof
 #: Seconds that a client has to prove that it knows the token, and number of connections that may be at this point at once.
 GREETING_SECONDS, MOST_WAITING = 10.0, 256
 
-#: Connections that are accepted in one turn of the event loop.
-_BACKLOG = 128
+#: Connections that are accepted in one turn of the event loop, so that a flood of them delays no client; and connections that wait for this turn.
+_ACCEPTED_AT_ONCE, _BACKLOG = 8, 1024
 
 #: Seconds between two lines in the log about refused connections.
 _REFUSED_SECONDS = 1.0
@@ -106,8 +106,9 @@ class Server:
             loop.add_signal_handler(number, stop, number)
         loop.set_exception_handler(lambda _, context: self._note(f"{context['message']}: {context.get('exception')}"))
         server = await asyncio.start_server(
-            self._connected, sock=self._listening, limit=MOST_GREETING, backlog=_BACKLOG
+            self._connected, sock=self._listening, limit=MOST_GREETING, backlog=_ACCEPTED_AT_ONCE
         )
+        self._listening.listen(_BACKLOG)
         ready()
         which = await stopped
         self._is_stopping = True
