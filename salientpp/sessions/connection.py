@@ -123,8 +123,9 @@ class Connection:
         """
         self._send({"do": "beat"})
 
-    def keep_beating(self, seconds: float = BEAT_SECONDS) -> None:
-        """Starts a daemon thread that beats until the connection ends, once in ``seconds``."""
+    def keep_beating(self) -> None:
+        """Starts a daemon thread that beats until the connection ends, several times within the timeout."""
+        seconds = min(BEAT_SECONDS, self.timeout / 4)
 
         def beat() -> None:
             with contextlib.suppress(StorageError):

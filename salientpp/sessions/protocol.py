@@ -25,7 +25,7 @@ SCHEME = "salientpp://"
 #: Largest lines in bytes: a greeting, a request, and a reply of the server, which may hold a manifest.
 MOST_GREETING, MOST_REQUEST, MOST_REPLY = 4 * 2**10, 64 * 2**10, 256 * 2**20
 
-#: Seconds between two beats of a client that opened or attends a session.
+#: Longest time, in seconds, between two beats of a client that opened or attends a session.
 BEAT_SECONDS = 2.0
 
 

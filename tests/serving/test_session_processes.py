@@ -18,10 +18,10 @@ CLIENT = """
 import sys, time
 from salientpp.sessions.connection import Connection
 address, token, do, session, timeout = sys.argv[1:]
-connection = Connection(address, token)
+connection = Connection(address, token, float(timeout))
 more = {"trainers": 2, "store": None, "timeout": float(timeout)} if do == "open" else {"rank": 1}
 connection.request(do=do, session=session, **more)
-connection.keep_beating(0.2)
+connection.keep_beating()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -80,7 +80,7 @@ def test_a_killed_or_stopped_rank_ends_its_session_and_no_other(server, which, s
     timeout = 30 if signal_ == "SIGKILL" else 1
     other = client(server, "open", f"{session}f")
     owner = client(server, "open", session, timeout)
-    attending = client(server, "attend", session)
+    attending = client(server, "attend", session, timeout)
     pid, others = pid_of(server, session), pid_of(server, f"{session}f")
     killed, rank = (owner, 0) if which == "open" else (attending, 1)
     killed.send_signal(getattr(signal, signal_))
@@ -155,10 +155,18 @@ def test_the_same_id_and_the_same_rank_come_once(server):
 def test_a_session_that_ends_ends_the_connections_of_its_ranks(server):
     owner = server.connect()
     server.open(owner, "e9")
-    owner.keep_beating(0.05)
+    owner.keep_beating()
     until(lambda: not server.sessions())
     with pytest.raises(StorageError, match="closed the connection|has ended|has not sent|has closed"):
         owner.request(do="status")
+
+
+def test_beats_keep_a_session_with_a_short_timeout(server):
+    with server.connect(timeout=1) as owner:
+        server.open(owner, "ab1", timeout=1)
+        owner.keep_beating()
+        time.sleep(2.5)
+        assert server.told("ab1") == "" and not owner.has_ended
 
 
 def test_requests_of_a_session_count_as_answers(server):
