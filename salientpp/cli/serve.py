@@ -38,14 +38,15 @@ _STATUS_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "salientpp serve DIR --listen HOST:PORT [options]\n       salientpp serve --status HOST:PORT [--token-file FILE] [--json FILE]"
+    parser.set_defaults(parser=parser)
+    parser.usage = "salientpp serve root --listen HOST:PORT [options]\n       salientpp serve --status HOST:PORT [--token-file FILE] [--json FILE]"
     parser.description = (
         "Store the rows of a graph on this host for training jobs, which open it with salientpp.load('salientpp://HOST:PORT'). Any number of jobs may train "
         "at once. The server runs until it gets SIGTERM or Ctrl-C, and a job that fails ends nothing but itself. Server and jobs need the same token "
         f"in {VARIABLE}. The traffic is not encrypted."
     )
     add = adder(parser, TEXTS)
-    add("root", type=Path, nargs="?", metavar="DIR")
+    add("root", type=Path, nargs="?")
     add("--listen", type=_address, metavar="HOST:PORT")
     add("--hosts", type=_address, nargs="+", default=[], metavar="HOST:PORT")
     add("--token-file", type=Path, metavar="FILE")
@@ -62,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--status asks another server and serves nothing, but {_named(serving[0])} was given too; leave one out"
             )
         return _show_status(arguments)
-    if missing := [name for name in ("root", "listen") if name not in serving]:
-        raise ValueError(f"{_named(missing[0])} is missing; example: {EXAMPLE}")
+    if missing := [_named(name) for name in ("root", "listen") if name not in serving]:
+        arguments.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if arguments.json is not None:
         raise ValueError("--json writes what --status shows; give --status, or leave --json out")
     return _serve(arguments)
@@ -136,7 +137,7 @@ def _status(address: Address, status: dict[str, Any]) -> Sequence[RenderableType
 
 
 def _named(name: str) -> str:
-    return "DIR" if name == "root" else f"--{name.replace('_', '-')}"
+    return name if name == "root" else f"--{name.replace('_', '-')}"
 
 
 def _address(text: str) -> Address:

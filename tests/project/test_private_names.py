@@ -210,7 +210,7 @@ def defined(nodes: Nodes, functions: bool = False) -> Iterator[str]:
                         for inner in ast.walk(statement)
                         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
                     )
-                if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and (
+                if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and (
                     functions or isinstance(node, ast.ClassDef)
                 ):
                     yield statement.name

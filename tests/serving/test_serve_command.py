@@ -14,7 +14,6 @@ import pytest
 from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from storage_server import ROOT, TOKEN
 
-from salientpp import cli
 from salientpp.sessions.connection import Connection
 
 
@@ -89,9 +88,7 @@ def socket_address() -> Iterator[str]:
 def test_mistakes_are_one_line(root, tmp_path, capsys, monkeypatch):
     some = "127.0.0.1:0"
     for words, text in (
-        ([root], "--listen is missing; example: salientpp serve DIR --listen"),
-        (["--listen", some], "DIR is missing"),
-        ([root, "--status", some], "--status asks another server and serves nothing, but DIR was given too"),
+        ([root, "--status", some], "--status asks another server and serves nothing, but root was given too"),
         (["--status", some, "--hosts", "a:1"], "but --hosts was given too"),
         ([root, "--listen", some, "--json", tmp_path / "x"], "--json writes what --status shows"),
         ([root, "--listen", "0.0.0.0:1"], "--listen must name one interface"),
@@ -102,9 +99,14 @@ def test_mistakes_are_one_line(root, tmp_path, capsys, monkeypatch):
         assert text in mistake(capsys, "serve", *words)
     monkeypatch.delenv("SALIENTPP_TOKEN")
     assert "make one with: python -c" in mistake(capsys, "serve", root, "--listen", some)
-    with pytest.raises(SystemExit):
-        cli.main(["serve", str(root), "--listen", "nowhere"])
-    assert "such as node7:29500" in capsys.readouterr().err
+    for words, text in (
+        ([root], "the following arguments are required: --listen. Example: salientpp serve DIR --listen"),
+        (["--listen", some], "the following arguments are required: root"),
+        ([root, "--listen", "nowhere"], "argument --listen: an address of a storage server must be HOST:PORT"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            run(capsys, "serve", *words)
+        assert end.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_the_table_of_sessions_has_a_line_for_each(capsys, server):

@@ -101,7 +101,7 @@ class Running:
             return connection.request(do="status")["sessions"]
 
     def told(self, session: str) -> str:
-        """What the server told a session's process, or ''."""
+        """Text that the server told a session's process, or ''."""
         path = Path(f"{self.root}.{session}")
         return path.read_text() if path.exists() else ""
 
