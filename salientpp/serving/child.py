@@ -85,6 +85,7 @@ class Session:
         self._totals: deque[tuple[float, int]] = deque([(self._since, 0)])
         self._rows = 0
         self._failed: str | None = None
+        self._was_killed = False
 
     async def begin(self, run: Body, context: ForkServerContext) -> list[Any]:
         """Starts the process. Returns host and port of the job's key-value store, which its first message has.
@@ -138,6 +139,7 @@ class Session:
     def kill(self) -> None:
         """Kills the process, if it lives."""
         if self._process is not None and not self.ended.is_set():
+            self._was_killed = True
             self._process.kill()
 
     def status(self) -> dict[str, Any]:
@@ -164,6 +166,8 @@ class Session:
             return f"was lost: {self.lost}"
         if self._failed is not None:
             return f"failed: {self._failed}"
+        if self._was_killed:
+            return "was killed by the server, because it did not end in time"
         if code is not None and code < 0:
             return f"was killed by signal {-code}" + ("; memory may have run out" if code == -signal.SIGKILL else "")
         if code is None:

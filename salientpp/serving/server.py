@@ -22,8 +22,9 @@ from salientpp.serving.spec import SessionSpec
 from salientpp.sessions.protocol import MOST_GREETING, MOST_REQUEST, Address, describe_difference, greeting, line_of
 from salientpp.sessions.token import VARIABLE, is_proof, new_nonce, proof
 
-#: Seconds that a client has to prove that it knows the token, and number of connections that may be at this point at once.
-GREETING_SECONDS, MOST_WAITING = 10.0, 256
+#: Seconds that a client has to prove that it knows the token. At most this many connections, and this share of all files that the process may open, are at
+#: this point at once. The number is high, because all ranks of a large job connect in the same moment.
+GREETING_SECONDS, MOST_WAITING, SHARE_WAITING = 10.0, 4096, 0.25
 
 #: Connections that are accepted in one turn of the event loop, so that a flood of them delays no client; and connections that wait for this turn.
 _ACCEPTED_AT_ONCE, _BACKLOG = 8, 1024
@@ -89,7 +90,7 @@ class Server:
         Args:
             ready: called when clients can connect.
         """
-        _allow_many_files()
+        self._most_waiting = max(1, min(MOST_WAITING, int(_allow_many_files() * SHARE_WAITING)))
         self._context = fork_server(self._run)
         return asyncio.run(self._serve(ready))
 
@@ -121,7 +122,7 @@ class Server:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= self._most_waiting:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
             oldest.abort()
@@ -323,13 +324,17 @@ def listen(address: Address) -> socket.socket:
     return made
 
 
-def _allow_many_files() -> None:
-    """Raises the number of files that this process may open to the highest allowed one."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
+def _allow_many_files() -> int:
+    """Raises the number of files that this process may open to the highest allowed one, if it can. Returns the number."""
+    try:
         import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except ImportError:
+        return MOST_WAITING
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return MOST_WAITING * 4 if soft == resource.RLIM_INFINITY else soft
 
 
 # --- values of requests -----------------------------------------------------------------------------------------

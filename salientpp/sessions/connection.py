@@ -23,6 +23,7 @@ from salientpp.sessions.protocol import (
     greeting,
     line_of,
     parse_address,
+    readable,
     shown,
     values_of,
 )
@@ -187,7 +188,7 @@ class Connection:
         self._send({**own, "proof": proof(token, "client", nonce, own["nonce"])})
         answer = self._parsed(self._line(MOST_GREETING, "the proof of the token", until))
         if "error" in answer:
-            raise self._failed(f"refused this client: {answer['error']!s:.500}")
+            raise self._failed(f"refused this client: {readable(answer['error'], 500)}")
         if not is_proof(answer.get("proof"), proof(token, "server", nonce, own["nonce"])):
             raise self._failed("does not know the token of this client, so it is another server; check the address")
 

@@ -91,6 +91,12 @@ def shown(line: bytes) -> str:
     return repr(bytes(line[:40])).removeprefix("b") + ("..." if len(line) > 40 else "")
 
 
+def readable(value: object, most: int) -> str:
+    """Returns at most about ``most`` characters of a text that came from outside, for an error or a log. Control characters are escaped."""
+    text = str(value)[:most]
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def greeting(nonce: str) -> dict[str, Any]:
     """Returns this side's greeting, without a proof."""
     return {"salientpp": own_version(), "wire": WIRE_FORMAT, "nonce": nonce}
@@ -100,8 +106,10 @@ def describe_difference(server: Mapping[str, Any], client: Mapping[str, Any]) ->
     """Returns the error text for greetings of different versions, or None."""
     if all(server.get(name) == client.get(name) for name in ("salientpp", "wire")):
         return None
-    # Texts from outside are shortened, because they go into errors and logs.
-    versions = [f"{each.get('salientpp')!s:.40} with wire format {each.get('wire')!s:.10}" for each in (server, client)]
+    versions = [
+        f"{readable(each.get('salientpp'), 40)} with wire format {readable(each.get('wire'), 10)}"
+        for each in (server, client)
+    ]
     return (
         f"a storage server and its clients must run the same version of salientpp, got {versions[0]} on the server and {versions[1]} on the client; "
         "install the same version on both, and start both again"

@@ -73,7 +73,7 @@ def test_a_wrong_greeting_ends_its_connection_only(server, content):
     raw.sendall(content)
     received = rest(raw)
     assert b"manifest" not in received and received.count(b"\n") <= 2
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
     log = server.log.read_text()
     assert TOKEN not in log and "Traceback" not in log and "\x1b" not in log
 
@@ -89,7 +89,7 @@ def test_a_greeting_that_is_cut_off_ends_its_connection_only(server, size):
     other.sendall(own_greeting()[:size])
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()  # with a reset
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
 
 
 def test_random_bytes_end_their_connections_only(server):
@@ -102,7 +102,7 @@ def test_random_bytes_end_their_connections_only(server):
             raw.sendall(draw.randbytes(draw.randrange(1, 6000)) + b"\n")
             raw.close()
             connection.request(do="status")
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
 
 
 def test_random_changes_of_a_request_end_at_most_their_connection(server):
@@ -131,7 +131,7 @@ def test_an_endless_line_of_a_client_with_the_token_ends_its_connection_only(ser
     connection = server.connect()
     with pytest.raises(StorageError, match="at most 65,536 bytes|closed the connection|has not sent|has closed"):
         connection.request(do="x" * 1_000_000)
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
 
 
 def test_a_deep_request_of_a_client_with_the_token_is_refused(server):
@@ -141,7 +141,7 @@ def test_a_deep_request_of_a_client_with_the_token_is_refused(server):
             deep = [deep]
         with pytest.raises(StorageError, match="do must be one of|expected a line|closed the connection"):
             connection.request(do=deep)
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
 
 
 def test_a_slow_greeting_is_ended_and_delays_no_other(server):
@@ -151,21 +151,12 @@ def test_a_slow_greeting_is_ended_and_delays_no_other(server):
         for raw in slow:
             with contextlib.suppress(ConnectionError):
                 raw.send(b" ")  # one byte at a time
-        assert still_serves(server) < 2
+        assert still_serves(server) < 5
         time.sleep(0.2)
     begin = time.monotonic()
     for raw in slow:
         rest(raw)
     assert time.monotonic() - begin < 3, "the server did not close slow greetings after 10 s"
-
-
-def test_silent_strangers_are_bounded_in_number(server):
-    folder = f"/proc/{server.process.pid}/fd"
-    before = len(os.listdir(folder))
-    strangers = [server.raw() for _ in range(400)]
-    until(lambda: len(os.listdir(folder)) <= before + 257)
-    assert still_serves(server) < 2
-    assert rest(strangers[0]).count(b"\n") == 1, "the oldest were closed"
 
 
 def test_ten_thousand_connections_delay_no_client(server):
@@ -204,26 +195,46 @@ def test_ten_thousand_connections_delay_no_client(server):
     )
     # Tests run beside each other on busy machines, so the longest time is no measure of the server.
     assert sum(made) == 10_000 and half < 0.5 and most < 10
-    assert still_serves(server) < 2
+    assert still_serves(server) < 5
     new = server.log.read_text().splitlines()[lines:]
     assert len(new) <= took + 3, "one line a second is enough for strangers"
     assert any("more such events before" in line for line in new)
 
 
 def test_a_server_without_free_descriptors_goes_on(root, tmp_path):
-    with running(root, tmp_path, files=60) as server, server.connect() as connection:
-        strangers = [server.raw() for _ in range(100)]
+    with running(root, tmp_path, files=80) as server, server.connect() as connection:
+        folder = f"/proc/{server.process.pid}/fd"
+        before = len(os.listdir(folder))
+        strangers = [server.raw() for _ in range(60)]
+        until(lambda: len(os.listdir(folder)) <= before + 20 + 1)  # a quarter of 80 strangers
+        assert rest(strangers[0]).count(b"\n") == 1, "the oldest were closed"
+        assert still_serves(server) < 5
+
+        clients = []
+        with pytest.raises(StorageError, match="did not send a greeting for 1 s"):
+            while len(clients) < 80:
+                clients.append(server.connect(timeout=1))
+        assert len(clients) > 30 and server.said("Too many open files")
         name = next(iter(connection.request(do="describe")["manifest"]["files"]))
-        until(lambda: server.said("Too many open files"))
         with pytest.raises(StorageError, match="Too many open files"):
             connection.request(do="file", name=name)
         with pytest.raises(StorageError, match=r"cannot be started \(.*Too many open files"):
             server.open(connection, "a1")
-        for raw in strangers:
-            raw.close()
+        for client in clients:
+            client.close()
         still_serves(server)
         assert connection.request(do="status")["sessions"] == []
         assert server.open(connection, "e2")
+
+
+def test_the_ranks_of_a_large_job_may_all_connect_at_once(server):
+    waiting = [server.raw() for _ in range(600)]
+    for raw in waiting:
+        file = raw.makefile("rwb")
+        nonce = values_of(file.readline())["nonce"]
+        file.write(line_of({**greeting("cd"), "proof": proof(TOKEN, "client", nonce, "cd")}))
+        file.flush()
+        assert "proof" in values_of(file.readline())
 
 
 def test_the_server_may_open_as_many_files_as_the_system_allows(server):

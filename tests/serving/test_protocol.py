@@ -13,7 +13,15 @@ from storage_server import TOKEN
 
 from salientpp.ranks.greeting import DifferentVersions
 from salientpp.sessions.connection import Connection
-from salientpp.sessions.protocol import Address, StorageError, greeting, line_of, parse_address, values_of
+from salientpp.sessions.protocol import (
+    Address,
+    StorageError,
+    describe_difference,
+    greeting,
+    line_of,
+    parse_address,
+    values_of,
+)
 from salientpp.sessions.token import find_token, is_proof, proof
 
 
@@ -48,6 +56,12 @@ def test_a_wrong_address_is_an_error_with_an_example(text):
 def test_a_line_without_an_object_is_a_value_error(line):
     with pytest.raises(ValueError, match="expected a line with a JSON object, got '"):
         values_of(line)
+
+
+def test_texts_from_outside_are_short_and_printable():
+    for value in ("\x1b[31m\n" * 100, "\ud800", {"a": "\0" * 100}, None, "9" * 10_000):
+        text = describe_difference({"salientpp": value, "wire": 1}, {"salientpp": "1", "wire": value})
+        assert text.isprintable() and text.isascii() and len(text) < 600
 
 
 def test_a_token_comes_from_the_environment_or_a_private_file(tmp_path, monkeypatch):
@@ -120,7 +134,8 @@ def test_an_address_without_a_server_is_an_error():
         ([b'{"no": "nonce"}\n'], "expected a greeting, got '"),
         ([b"x" * 100_000], "got more than 4,096 bytes without a newline"),
         ([b'{"sal'], "closed the connection before it sent a greeting"),
-        ([line_of(greeting("ab")), b'{"error": "no place"}\n'], "refused this client: no place"),
+        ([line_of(greeting("ab")), b'{"error": "no place"}\n'], "refused this client: no place$"),
+        ([line_of(greeting("ab")), line_of({"error": "a\x1b[31m\n"})], r"refused this client: a\\x1b\[31m\\n$"),
         ([line_of(greeting("ab")), b'{"proof": "00"}\n'], "does not know the token of this client"),
         ([line_of(greeting("ab")), b"[1]\n"], "sent a wrong line: expected a line with a JSON object, got"),
     ],

@@ -51,7 +51,7 @@ def test_a_server_tells_its_status_and_ends_after_sigterm(root, tmp_path, capsys
         os.environ["SALIENTPP_TOKEN"] = "another token of the tests"
         assert "refused this client: the client's token differs" in mistake(capsys, "serve", "--status", address)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         said = process.stderr.read()
         assert "stopped by SIGTERM" in said and TOKEN not in said
         assert "cannot be reached (Connection refused)" in mistake(capsys, "serve", "--status", address)
@@ -72,7 +72,7 @@ def test_a_host_copies_its_parts_and_serves_the_copy_until_interrupted(root, tmp
         assert (described["index"], described["hosts"]) == (1, ["node1:29500", own])
         assert described["parts"] == [1], "the parts of the second of two hosts"
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert process.stderr.read().endswith("salientpp serve: interrupted; the storage server was stopped\n")
 
 

@@ -109,7 +109,7 @@ class Running:
         return text in self.log.read_text()
 
 
-def until(holds: Callable[[], object], seconds: float = 20.0) -> float:
+def until(holds: Callable[[], object], seconds: float = 60.0) -> float:
     """Waits until ``holds()`` is true. Returns the seconds that it took."""
     begin = time.monotonic()
     while not holds():
