@@ -116,8 +116,8 @@ def _show_status(arguments: argparse.Namespace) -> int:
 def _status(address: Address, status: dict[str, Any]) -> Sequence[RenderableType]:
     from salientpp.tables import simple_table
 
-    hours = status["since"] / 3600
-    about = f"{address} has served {terminal.printable(status['directory'])} for {hours:,.1f} h; {len(status['sessions'])} sessions"
+    number, hours = len(status["sessions"]), status["since"] / 3600
+    about = f"{address} has served {terminal.printable(status['directory'])} for {hours:,.1f} h; {number} session{'s' * (number != 1)}"
     if not status["sessions"]:
         return [about]
     headings = ("session", "client", "ranks", "minutes", "rows sent", "GB sent", "MB/s", "process")

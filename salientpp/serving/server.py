@@ -243,7 +243,7 @@ class Server:
         if session.ended.is_set():
             raise Mistake(f"the session {session.outcome()}")
         self._join(peer, session, 0)
-        self._log(f"session {spec.session} of {peer.name} begins, with {spec.trainers} ranks that train")
+        self._log(f"session {spec.session} of {peer.name} begins; ranks that train: {spec.trainers}")
         await peer.send({"store": first})
 
     async def _attend(self, peer: Peer, what: dict[str, Any]) -> None:
