@@ -35,7 +35,7 @@ _PROBE_SECONDS = 10.0
 
 @dataclass(eq=False)
 class Storage:
-    """What a storage rank does: it follows the messages of the ranks that train.
+    """Follows the messages of the ranks that train, on a storage rank.
 
     Attributes:
         parts: its graphs, by their fingerprint.

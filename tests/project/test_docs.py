@@ -3,12 +3,13 @@
 The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. tests/support/pages.py
 lists the words of ``<!-- docs-test: ... -->`` that change that.
 
-The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. ``bash SCRIPT`` runs outside a job of SLURM, with an ``sbatch`` that checks the
-syntax of the script that it gets and starts nothing.
+The shell commands ``salientpp``, ``torchrun``, ``export`` and ``python FILE`` run. ``salientpp serve`` runs until the end of the page. ``bash SCRIPT``
+runs outside a job of SLURM, with an ``sbatch`` that checks the syntax of the script that it gets and starts nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -46,7 +47,40 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def salientpp_command(words: list[str]) -> None:
+    if words[1] == "serve" and "--listen" in words:
+        return start_server(words[1:])
     assert cli.main(words[1:]) == 0, shlex.join(words)
+
+
+servers: list[subprocess.Popen[str]] = []
+
+
+def start_server(words: list[str]) -> None:
+    """Starts a server that runs until the end of its page, and waits until it is ready."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [python(), "-m", "salientpp.cli", *words]
+    servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    assert servers[-1].stdout is not None and servers[-1].stdout.readline(), shlex.join(words)
+
+
+@contextlib.contextmanager
+def ending_servers() -> Iterator[None]:
+    """Ends the servers of a page, and removes the variables that it has set."""
+    before = {*os.environ}
+    try:
+        yield
+    finally:
+        while servers:
+            with servers.pop() as server:
+                server.terminate()
+        for name in os.environ.keys() - before:
+            del os.environ[name]
+
+
+def export(words: list[str]) -> None:
+    """Sets an environment variable."""
+    name, _, value = words[1].partition("=")
+    os.environ[name] = value
 
 
 def run_python(arguments: list[str]) -> None:
@@ -90,6 +124,7 @@ RUN = {
     "salientpp": salientpp_command,
     "python": script,
     "torchrun": torchrun,
+    "export": export,
     "bash": in_shell,
     "sbatch": in_shell,
 }
@@ -158,7 +193,8 @@ def run_page(page: Path) -> int:
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # a page may import files that it has shown
-    print(run_page(page), "blocks")
+    with ending_servers():
+        print(run_page(page), "blocks")
 
 
 def test_the_script_for_ranks_trains_on_features_stored_as_float16(tmp_path, monkeypatch):

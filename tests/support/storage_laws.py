@@ -1,4 +1,4 @@
-"""What ranks that train do with a graph whose rows lie elsewhere: on storage ranks of their job, or on storage hosts of a session."""
+"""Uses of a graph whose rows lie elsewhere: on storage ranks of their job, or on storage hosts of a session."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class OpenedBy:
 
     Attributes:
         num_storage_ranks: number of ranks that only store, the last ones of the job; 0: every rank trains and stores.
-        session: the job of a session with storage hosts; None: the ranks are those of the default process group, or of the loader's.
+        session: the job of a session with storage hosts; None: the default process group, or the one that loaders are given.
     """
 
     num_storage_ranks: int = 0
