@@ -107,11 +107,7 @@ class Roles:
             if words is not None:
                 self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
             self._store.set(_ended(self.rank), "")
-            until = time.monotonic() + _STAY_SECONDS
-            while is_hosted_here(self._store) and time.monotonic() < until:
-                if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
-                    break
-                time.sleep(_LONGEST_PAUSE)
+            self._stay()
 
     # --- storage ranks --------------------------------------------------------------------------------------
 
@@ -158,9 +154,18 @@ class Roles:
         return self._store.check([_ended(rank)])
 
     def leave(self) -> None:
-        """Lets the process that hosts the store end."""
+        """Lets the process that hosts the store end. If this process hosts it, waits until the others have left."""
         with contextlib.suppress(RuntimeError):
             self._store.add(f"{_PREFIX}/left", 1)
+            self._stay()
+
+    def _stay(self) -> None:
+        """Waits until all storage ranks have left, if this process hosts the store."""
+        until = time.monotonic() + _STAY_SECONDS
+        while is_hosted_here(self._store) and time.monotonic() < until:
+            if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
+                break
+            time.sleep(_LONGEST_PAUSE)
 
 
 class _Silence:

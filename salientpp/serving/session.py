@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -62,6 +63,8 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             told({"failed": f"{type(error).__name__}: {error}"})
+        if isinstance(error, RankFailure):
+            sys.exit(1)  # the server's log has the reason, and a traceback would say no more
         raise
 
 

@@ -134,6 +134,14 @@ def test_a_killed_job_changes_nothing_for_the_others(hosts: Hosts) -> None:
     assert "was lost: rank 0 of the job went away" in hosts.log()
 
 
+def test_a_job_that_ends_well_is_no_failure_on_any_host(hosts: Hosts) -> None:
+    before = hosts.log().count("failed")
+    for _ in range(3):
+        assert len(Job(hosts.address, 1).lines()) == 2
+    until(lambda: not hosts.sessions())
+    assert hosts.log().count("failed") == before, hosts.log()
+
+
 def test_a_slow_job_delays_no_other(hosts: Hosts) -> None:
     slow = Job(hosts.address, 1, sleep=1.0, fanout=50)
     assert slow.line() == "ready"
