@@ -20,7 +20,7 @@ from salientpp.analysis import lookahead, sums
 from salientpp.analysis.batches import Batches, is_without_split, one_or_several
 from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_policies, other_accesses
 from salientpp.analysis.device_rows import device_rows
-from salientpp.analysis.graph import open_graph
+from salientpp.analysis.graph import open_graph, with_storage
 from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.result import word_of_type
 from salientpp.analysis.shown import ShownAnalysis
@@ -80,6 +80,7 @@ def analyze(
     refine: bool | None = None,
     ranks: int | None = None,
     ranks_per_host: int | Sequence[int] = 1,
+    storage_hosts: int = 0,
     predict_only: bool = False,
     name: str = "graph",
     progress: Progress | None = None,
@@ -95,6 +96,8 @@ def analyze(
         method, edge_weights, refine: options for partitioning a ``Data``, as in ``partition``.
         ranks: W; None: the number of parts. With more ranks than parts, several ranks split the seeds of a part. With fewer, a rank has several parts.
         ranks_per_host: number for all hosts, or a number for each host. The ranks of a host have one cache; a cache for each rank is counted too.
+        storage_hosts: number of further hosts, which hold all rows and train nothing. The ``ranks`` then hold only their caches, of α N / hosts rows,
+            and every other row counts. 0: the ranks hold the rows.
         predict_only: True to forecast by VIP only, without sampling.
         name: name of the dataset, for the report.
         progress: object that is told of each step.
@@ -107,17 +110,20 @@ def analyze(
     ways = (ways or Ways()).checked(predict_only)
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
+    if storage_hosts and ways.sums:
+        raise ValueError("partial_aggregation does not work with storage hosts; leave one of them out")
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
     # Refuse numbers that do not fit each other now, before the graph is partitioned.
     is_small = ranks is not None or num_parts <= MOST_RANKS
-    placements = placed(ranks, num_parts, ranks_per_host) if is_small else None
+    placements = placed(ranks, num_parts, ranks_per_host, storage_hosts) if is_small else None
     has_split = not is_without_split(several[0], data)
     del data  # frees the memory, if the caller keeps no reference either
     part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
     del graph
-    placements = placements or placed(ranks, num_parts, ranks_per_host)
+    part = with_storage(part, storage_hosts)
+    placements = placements or placed(ranks, num_parts, ranks_per_host, storage_hosts)
     jobs = [Job.of(part, row_bytes, placements, each) for each in several]
     for job in jobs:
         _check(job, ways)
@@ -133,7 +139,8 @@ def analyze(
         num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
         num_edges=part.num_edges,
         parts=num_parts,
-        ranks_by_host=placements[0].ranks_by_host,
+        ranks_by_host=placements[0].ranks_by_host[: placements[0].num_training_hosts],
+        storage_hosts=storage_hosts,
         parts_by_rank=tuple(len(placement.own_parts) for placement in placements),
         batch_size=first.batch_size or 0,
         epochs=epochs,
@@ -220,7 +227,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     found: dict[str, Any] = {"results": list(caches.volumes())}
     vip = [volume for volume in found["results"] if (volume.way, volume.policy) == (CACHE, "vip")]
     if job.is_simple:
-        found["device_rows"] = device_rows(job)
+        found["device_rows"] = [] if job.has_storage else device_rows(job)
         found["results"] += lookahead.volumes(ahead, job, vip, counted)
     if summed:
         volumes, found["copies"] = sums.volumes(summed, vip, epochs)

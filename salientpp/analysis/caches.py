@@ -228,22 +228,27 @@ class Caches:
 
             scores = [of_unit(engine.basis.epochs.placement.own_part) for engine in engines]
         together = pooled(policy, scores) if len(host) > 1 else scores[0]
-        found = [(CACHE, list(host), self._since(together, self._job.held, engines[0].basis.source.exchange.part_id))]
+        placement, here = engines[0].basis.epochs.placement, engines[0].basis.source.exchange.part_id
+        of_host = self._since(together, self._job.held, here, self._job.alpha_scale)
+        found = [(CACHE, list(host), of_host)]
         if (PRIVATE, policy) in self.left:
             for number, each, engine in zip(host, scores, engines):
                 part: Any = engine.basis.source.part
-                own = {type_: part.row_books[type_] for type_ in self._types}
-                found.append((PRIVATE, [number], self._since(each, own, part.part_id)))
+                own, at, scale = {type_: part.row_books[type_] for type_ in self._types}, part.part_id, 1.0
+                if placement.num_storage_ranks:  # no rank has rows of its own
+                    own, at, scale = self._job.held, here, len(placement.row_parts) / placement.num_trainers
+                found.append((PRIVATE, [number], self._since(each, own, at, scale)))
         return found
 
-    def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int) -> Values:
+    def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int, scale: float) -> Values:
         """Returns, by type int32 [N], the index of the smallest replication factor with which a row is cached.
 
-        If no factor is large enough, the index is the number of factors.
+        If no factor is large enough, the index is the number of factors. ``scale`` multiplies the factors, as
+        :attr:`~salientpp.analysis.job.Job.alpha_scale`.
         """
         since = {t: np.full(book.num_vertices, len(self._alphas), dtype=np.int32) for t, book in books.items()}
         for a in reversed(range(len(self._alphas))):
-            for type_, ids in plan_caches(scores, books, self._job.widths, part_id, self._alphas[a]).items():
+            for type_, ids in plan_caches(scores, books, self._job.widths, part_id, scale * self._alphas[a]).items():
                 since[type_][ids.numpy()] = a
         return since
 
@@ -275,11 +280,12 @@ class Caches:
 
         for (way, policy), rows in self.left.items():
             for a, alpha in enumerate(self._alphas):
+                scaled = alpha * job.alpha_scale
                 if len(job.held) == 1:
                     ((type_, book),) = job.held.items()
-                    num_bytes = cache_capacity(alpha, book) * job.widths[type_]
+                    num_bytes = cache_capacity(scaled, book) * job.widths[type_]
                 else:
-                    num_bytes = cache_bytes(alpha, job.held, job.widths)
+                    num_bytes = cache_bytes(scaled, job.held, job.widths)
                 for t, (type_, width) in enumerate(job.widths.items()):
                     counted, is_calibrated = rows[:, t, a, :-1], bool(epochs) and policy == "vip"
                     of_epochs = counted.sum(axis=0)

@@ -157,6 +157,13 @@ def open_graph(
     return partitioned, {None: row_bytes}
 
 
+def with_storage(graph: Any, storage_hosts: int) -> Any:
+    """Returns the same graph for a job with this number of storage ranks: the last part of its views may then be empty."""
+    if isinstance(graph, PartitionedGraph) and storage_hosts:
+        return PartitionedGraph(graph.root, graph.manifest, None, num_storage_ranks=storage_hosts)
+    return graph
+
+
 def _read_sent(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[Column, Narrow]:
     """Returns the formats in which features travel. Features are ``x`` and the columns of a table ``tf``."""
     types = part.description.node_types

@@ -42,8 +42,13 @@ def pooled(policy: Policy, scores: Sequence[Mapping[str | None, Tensor]]) -> dic
     return pool
 
 
-def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int] = 1) -> list[Placement]:
-    """Returns every rank's placement; ``ranks=None`` means one rank per part.
+def placed(
+    ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int] = 1, storage_hosts: int = 0
+) -> list[Placement]:
+    """Returns the placement of every rank that trains; ``ranks=None`` means one rank per part.
+
+    Args:
+        storage_hosts: number of further hosts, each with one rank that only stores; 0: the ranks that train hold the rows.
 
     Raises:
         ValueError: the numbers do not fit each other, or there are too many ranks.
@@ -55,13 +60,16 @@ def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int
         if ranks_per_host < 1 or ranks % ranks_per_host:
             raise ValueError(f"ranks_per_host must be >= 1 and divide the {ranks} ranks, got {ranks_per_host}")
         ranks_per_host = [ranks_per_host] * (ranks // ranks_per_host)
-    by_host = tuple(ranks_per_host)
-    return [Placement(rank, ranks, num_parts, ranks_by_host=by_host) for rank in range(ranks)]
+    if not 0 <= storage_hosts <= MOST_RANKS:
+        raise ValueError(f"storage_hosts must be an integer from 0 to {MOST_RANKS:,}, got {storage_hosts}")
+    by_host, size = (*ranks_per_host, *(1,) * storage_hosts), ranks + storage_hosts
+    of_rank = partial(Placement, world_size=size, num_parts=num_parts, ranks_by_host=by_host)
+    return [of_rank(rank, num_storage_ranks=storage_hosts) for rank in range(ranks)]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """All ranks of a job, with one kind of batches.
+    """All ranks of a job that train, with one kind of batches.
 
     Attributes:
         batches: the batches that the ranks draw.
@@ -128,10 +136,21 @@ class Job:
         """Partition books that say which rows each host holds, by vertex type. Only types whose rows are sent between ranks have one."""
         return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}
 
+    @cached_property
+    def alpha_scale(self) -> float:
+        """Number by which to multiply α, because a cache plan divides it by the number of row parts. It is 1 without storage ranks."""
+        placement = self.engines[0].basis.epochs.placement
+        return len(placement.row_parts) / placement.num_caches
+
     @property
     def part(self) -> Any:
         """The partitioned graph. Parts whose seeds the same ranks take are joined into one."""
         return self.engines[0].basis.source.part
+
+    @property
+    def has_storage(self) -> bool:
+        """True if other hosts than those that train hold the rows."""
+        return self.engines[0].basis.epochs.placement.num_storage_ranks > 0
 
     @property
     def is_of_one_type(self) -> bool:

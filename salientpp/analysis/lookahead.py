@@ -66,7 +66,7 @@ class Lookahead:
         self._engine, workload, self._epochs = job.engines[number], job.workloads[number], epochs
         self._num_batches = self._engine.basis.epochs.order.num_batches
         self._ends_with_epoch = job.part.topology == "parts"
-        book, part_id = workload.book, workload.part_id
+        book, part_id = job.held[None], self._engine.basis.source.exchange.part_id
         scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
         self._remote[slice(*book.range_of(part_id))] = 0
@@ -80,7 +80,8 @@ class Lookahead:
         spread = Spread.of(self._remote, blocks, None if blocks is None else self._trial)
         self.found: list[Known] = []
         self._planners: list[tuple[Planner, Known]] = []
-        for alpha in alphas:
+        for factor in alphas:
+            alpha = factor * job.alpha_scale
             own, plan, refused = plan_cache(scores, book, part_id, alpha), None, None
             try:
                 plan = plan_rows(

@@ -63,10 +63,10 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> 
     bare = ", ".join(f"{v.rows_without_cache:,.0f}{f' {v.vertex_type}' if v.vertex_type else ''}" for v in first)
     kind = "fetched" if analysis.epochs else "expected to be fetched"
     per_host = "/".join(map(str, sorted(set(analysis.ranks_by_host))))
-    machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
+    machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} {machine}s) on {analysis.parts} parts"
     table = _table(
         f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache. Below: "
-        f"the share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else 'hosts'} rows per "
+        f"the share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else f'{machine}s'} rows per "
         f"{machine}, by policy",
         "policy",
         [(f"α={alpha:g}", alpha) for alpha in own],

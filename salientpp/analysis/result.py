@@ -137,6 +137,8 @@ class Analysis:
     copies: tuple[Copies, ...]
     #: False if all vertices are seeds because the graph has no training split.
     has_split: bool = True
+    #: Number of hosts that hold all rows and train nothing. 0: the hosts that train hold the rows.
+    storage_hosts: int = 0
 
     def of(self, **labels: Any) -> list[Volume]:
         """Returns the results with these attributes, such as ``way='cache', policy='vip'``."""
@@ -169,7 +171,9 @@ class Analysis:
 
     @property
     def machine(self) -> str:
-        """The word for a host in texts: 'machine' if every host has one rank and one part, else 'host'."""
+        """The word for a host in texts: 'machine' if every host has one rank and one part, else 'host'. 'training host' if other hosts hold the rows."""
+        if self.storage_hosts:
+            return "training host"
         is_alone = max(self.ranks_by_host) == 1 and len(self.ranks_by_host) == self.parts
         return "machine" if is_alone else "host"
 

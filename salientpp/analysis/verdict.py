@@ -35,7 +35,8 @@ def verdict(analysis: Analysis) -> list[str]:
     for numbers in analysis.num_neighbors:
         label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""
         caches = static_caches(analysis, numbers)
-        lines += [f"{label}{line}" for line in (_savings(analysis, caches), _traffic(analysis, caches)) if line]
+        texts = _savings(analysis, caches), _traffic(analysis, caches), _from_storage(analysis, caches)
+        lines += [f"{label}{line}" for line in texts if line]
     words = words_of_rows(analysis.row_bytes) or "no features"
     sent = f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else ""
     graph = f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges"
@@ -114,3 +115,29 @@ def _traffic(analysis: Analysis, caches: StaticCaches) -> str:
     size = f": {format_bytes(num_bytes)}, {format_bytes(step)} a step" if num_bytes else ""
     will = "fetch" if analysis.epochs else "are expected to fetch"
     return f"Without a cache, {machines} {will} {rows:,.0f} rows per epoch{size}."
+
+
+def _from_storage(analysis: Analysis, caches: StaticCaches) -> str:
+    """Says what a batch of a rank fetches, and what a storage host sends, with the recommended cache and without it. Empty without storage hosts."""
+    if not analysis.storage_hosts:
+        return ""
+    own, found = caches[CACHE, "vip"], _recommended(analysis, caches)
+    steps, ranks = max(1, analysis.steps_per_epoch), sum(analysis.ranks_by_host)
+
+    def words(rows: float, num_bytes: float) -> str:
+        size = f" ({format_bytes(num_bytes / ranks / steps)})" if num_bytes else ""
+        sends = (
+            f"{format_bytes(num_bytes / analysis.storage_hosts)}"
+            if num_bytes
+            else f"{rows / analysis.storage_hosts:,.0f} rows"
+        )
+        return f"{rows / ranks / steps:,.0f} rows{size} and a storage host sends {sends} an epoch"
+
+    first = next(iter(own.values()))
+    bare = [each.rows_without_cache for each in first]
+    text = f"The {ranks} ranks that train hold no rows. A batch fetches {words(sum(bare), sum(rows * each.row_bytes for rows, each in zip(bare, first)))}"
+    if found is not None:
+        left = own[found[0]]
+        rows = [each.rows or 0.0 for each in left]
+        text += f"; with the cache {words(sum(rows), sum(number * each.row_bytes for number, each in zip(rows, left)))}"
+    return f"{text}, on average."

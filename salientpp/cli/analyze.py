@@ -78,6 +78,8 @@ TEXTS = {
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
     "--parts-per-rank": "largest number of parts that one rank serves (default: 1)",
+    "--storage-hosts": "further hosts, which hold all rows and train nothing: ranks then hold only their caches, and fetch every other row "
+    "(default: 0, the ranks hold the rows)",
     "--lookahead": "also count the rows that ranks fetch if they know their next W batches: a number or auto. Without it, the rows for auto are only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
     "--partial-aggregation": "also count the rows and sums that ranks fetch if each rank adds up its rows of last-hop neighbours before it sends them",
@@ -126,13 +128,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_partitioning(how)
     add_data(parser)
     hosts = parser.add_argument_group(
-        "hosts with several ranks, ranks with several parts",
-        "With one of these options, the rows from other hosts are counted, with a cache per rank and with a cache per host.",
+        "hosts with several ranks, ranks with several parts, storage hosts",
+        "With one of the first three options, the rows from other hosts are counted, with a cache per rank and with a cache per host.",
     )
     add_host = adder(hosts, TEXTS)
     add_host("--ranks-per-host", type=int, metavar="R")
     add_host("--ranks-per-part", type=int, metavar="G")
     add_host("--parts-per-rank", type=int, metavar="M")
+    add_host("--storage-hosts", type=int, default=0, metavar="S")
     ahead = parser.add_argument_group(
         "lookahead, shared draws and partial aggregation",
         "These options mean the same as the loader options of these names. They need uniform draws and a graph with one vertex type.",
@@ -200,7 +203,7 @@ def run(arguments: argparse.Namespace) -> int:
                 method=graph.pop(),
                 name=arguments.dataset,
                 progress=progress,
-                **values_of(arguments, "parts", "edge_weights", "refine", "predict_only"),
+                **values_of(arguments, "parts", "edge_weights", "refine", "predict_only", "storage_hosts"),
                 **placing,
             )
         contents: dict[str, Callable[[], bytes]] = {
@@ -241,6 +244,8 @@ def _plan_command(arguments: argparse.Namespace, analysis: Analysis, is_director
         words += ["--hosts", f"{hosts},{2 * hosts}" if several else str(hosts)]
     if analysis.ranks_by_host[0] > 1:
         words += ["--ranks-per-host", str(analysis.ranks_by_host[0])]
+    if analysis.storage_hosts:
+        words += ["--storage-hosts", str(analysis.storage_hosts)]
     memory = advised_memory(analysis, static_caches(analysis, analysis.num_neighbors[0]))
     words += ["--memory", memory] if memory else []
     if arguments.num_neighbors:

@@ -266,6 +266,14 @@ class Placement:
         return self.row_parts.index(self._parts_by_host[self.host])
 
     @property
+    def num_caches(self) -> int:
+        """Number by which a replication factor α is divided: a cache on a host holds α N / ``num_caches`` rows.
+
+        It is the number of row parts, or with storage ranks the number of hosts that train.
+        """
+        return self.num_training_hosts if self.num_storage_ranks else len(self.row_parts)
+
+    @property
     def holds_own_part(self) -> bool:
         """True if this rank visits the seeds of one part, and its host holds exactly this part."""
         return len(self.own_parts) == 1 and self.row_parts[self.part_id] == self.own_parts

@@ -116,8 +116,8 @@ class Cache(Way):
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)
             alpha = min(source.exchange.placement.num_parts, alpha / max(1, whole))
-        elif placement.num_storage_ranks:
-            alpha *= len(placement.row_parts) / placement.num_training_hosts
+        else:
+            alpha *= len(placement.row_parts) / placement.num_caches
         return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, alpha)
 
     def _fetched(
