@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.analysis.batches import MOST_EPOCHS, Batches
-from salientpp.analysis.graph import open_graph
+from salientpp.analysis.graph import open_graph, with_storage
 from salientpp.analysis.job import MOST_RANKS, Job, placed, pooled
 from salientpp.analysis.plan_result import ALLOWED, Prediction
 from salientpp.analysis.result import word_of_type
 from salientpp.analysis.shown import ShownPlan
+from salientpp.analysis.storage_hosts import StorageHosts, check_storage, notes_of
 from salientpp.display import round_up
 from salientpp.engine.basis import Basis
 from salientpp.partitioning.options import PartitionOptions
@@ -51,6 +53,9 @@ class Question:
         device_memory: bytes of each rank's device for copies of rows.
         allow: methods that may change batches, by their names in :data:`ALLOWED`.
         epochs: number of epochs to pay for.
+        storage_hosts: numbers of further hosts that hold all rows and train nothing. 0: the hosts that train hold the rows.
+        storage_link: link of a storage host. None: like that of a host that trains.
+        storage_price: price of a storage host per hour; needed if ``machines`` have a price.
     """
 
     hosts: Sequence[int] = ()
@@ -59,6 +64,9 @@ class Question:
     device_memory: Sequence[int] = (0,)
     allow: Sequence[str] = ()
     epochs: int = 1
+    storage_hosts: Sequence[int] = (0,)
+    storage_link: Link | None = None
+    storage_price: float | None = None
 
     def check(self, machines: Machines) -> None:
         """Raises ValueError for values that are wrong for every graph."""
@@ -79,6 +87,12 @@ class Question:
                 "device_memory needs constants of machines with a device, and to_device (bytes per second from host to device) is 0; "
                 "measure the machines with their devices, set to_device, or leave device_memory out"
             )
+        check_storage(self.storage_hosts, self.storage_price, machines, self.allow, self.device_memory)
+
+    def link_of_storage(self, machines: Machines) -> Link:
+        """Returns the link of a storage host. If it is not given, it is the link of a host that trains, which the ranks there share."""
+        between = machines.between
+        return self.storage_link or Link(between.bytes_per_second * self.ranks_per_host, between.delay)
 
 
 @dataclass(frozen=True)
@@ -147,9 +161,11 @@ def plan(
     for number in hosts:
         parts = None if isinstance(data, PartitionedGraph) else number * per_host
         graph, widths = open_graph(data, parts, batches)
-        placed(
-            number * per_host, graph.num_parts if isinstance(graph, PartitionedGraph) else number * per_host, per_host
-        )
+        for stores in question.storage_hosts:
+            if isinstance(graph, PartitionedGraph):
+                placed(number * per_host, graph.num_parts, per_host, stores)
+            else:  # the graph can have as many parts as the storage hosts need
+                placed(number * per_host, number * per_host, per_host)
         graphs.append((number, graph))
     if not any(widths.values()):
         raise ValueError(f"{name} has no rows of x, so nothing travels and there is nothing to plan; add features x")
@@ -158,9 +174,12 @@ def plan(
     predictions: list[Prediction] = []
     for number, graph in graphs:
         part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
-        placements = placed(number * per_host, part.num_parts, per_host)
-        kinds = _kinds(part, batches, placements, widths, narrow, question.allow)
-        predictions += _predictions(number, kinds, machines, question, progress)
+        for storing in (False, True):
+            storage = sorted({each for each in question.storage_hosts if (each > 0) == storing})
+            if storage:  # what a rank fetches does not depend on the number of storage hosts
+                placements = placed(number * per_host, part.num_parts, per_host, int(storing))
+                kinds = _kinds(with_storage(part, int(storing)), batches, placements, widths, narrow, question.allow)
+                predictions += _predictions(number, storage, kinds, machines, question, progress)
     return ShownPlan(
         dataset=name,
         num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
@@ -171,7 +190,12 @@ def plan(
         row_bytes={word_of_type(type_): width for type_, width in widths.items()},
         epochs=question.epochs,
         machines=machines.to_dict(),
-        notes=tuple(_notes(part, machines)),
+        notes=(
+            *_notes(part, machines),
+            *notes_of(
+                any(question.storage_hosts), question.link_of_storage(machines), question.storage_link is not None
+            ),
+        ),
         predictions=tuple(predictions),
     )
 
@@ -263,10 +287,15 @@ def _kinds(
 
 
 def _predictions(
-    hosts: int, kinds: Iterable[_Kind], machines: Machines, question: Question, progress: Progress
+    hosts: int,
+    storage: Sequence[int],
+    kinds: Iterable[_Kind],
+    machines: Machines,
+    question: Question,
+    progress: Progress,
 ) -> list[Prediction]:
-    """Returns the predictions for one number of hosts."""
-    found: dict[tuple[int, int], list[list[tuple[Prediction, Line]]]] = {}
+    """Returns the predictions for one number of hosts that train, and for each number in ``storage`` of storage hosts."""
+    found: dict[tuple[int, int, int], list[list[tuple[Prediction, Line]]]] = {}
     scores: Sequence[Mapping[str | None, Tensor]] = ()
     budgets = question.memory
     for kind in kinds:
@@ -293,13 +322,14 @@ def _predictions(
         arriving = [sum(line.cost.bytes_in for line in of_choice) for of_choice in zip(*by_rank)]
         lines_by_choice = dict(zip(every, zip(slowest(by_rank), arriving)))
         fixed = _fixed_memory(kind.job, hosts, sizes)
-        for budget, of_budget in choices.items():
+        for stores, (budget, of_budget) in product(_storage(storage, kind, machines, question), choices.items()):
             compared = [lines_by_choice[choice] for choice in of_budget]
+            lines = [stores.beside(line, moved, machines) for line, moved in compared]
             shown = [
-                _prediction(hosts, budget, kind, line, moved, sizes, fixed, machines, question)
-                for line, moved in compared
+                _prediction(hosts, stores, budget, kind, line, moved, sizes, fixed, machines, question)
+                for line, (_, moved) in zip(lines, compared)
             ]
-            found.setdefault(budget, []).append([(each, line) for each, (line, _) in zip(shown, compared)])
+            found.setdefault((stores.number, *budget), []).append([*zip(shown, lines)])
     chosen: list[Prediction] = []
     for by_kind in found.values():
         # A kind that changes batches is chosen only if it saves enough beside the kinds before it.
@@ -307,6 +337,12 @@ def _predictions(
         best = reduce(lambda one, other: best_of([one, other]), bests)
         chosen += [dataclasses.replace(each, chosen=line is best) for of_kind in by_kind for each, line in of_kind]
     return chosen
+
+
+def _storage(numbers: Sequence[int], kind: _Kind, machines: Machines, question: Question) -> Iterator[StorageHosts]:
+    link, divides = question.link_of_storage(machines), isinstance(kind.job.part, PartitionedGraph)
+    for number in numbers:
+        yield StorageHosts.of(number, kind.job, kind.widths, link, question.storage_price, divides)
 
 
 def _choices(kind: _Kind, memory: int, device_memory: int) -> list[Choice]:
@@ -365,6 +401,8 @@ def _fixed_memory(job: Job, hosts: int, batches: Sequence[Batch]) -> dict[str, i
     topology = basis.source.sampler.nbytes
     # A batch has int64 ids of its vertices and of the ends of its edges.
     largest = max(batch.row_bytes + 8 * batch.vertices + 16 * batch.edges for batch in batches)
+    if job.has_storage:
+        own, topology = 0, 0 if part.topology == "parts" else topology
     return {
         "host": own,
         "graph": topology // hosts if part.topology == "parts" else topology,
@@ -374,6 +412,7 @@ def _fixed_memory(job: Job, hosts: int, batches: Sequence[Batch]) -> dict[str, i
 
 def _prediction(
     hosts: int,
+    storage: StorageHosts,
     budget: tuple[int, int],
     kind: _Kind,
     line: Line,
@@ -385,7 +424,9 @@ def _prediction(
 ) -> Prediction:
     cost = line.cost
     copies = {name: number for name, number in line.memory.items() if name != "device"}
-    paid = None if machines.price is None else hosts * machines.price * cost.seconds * question.epochs / 3600
+    paid = None
+    if machines.price is not None:
+        paid = (hosts * machines.price + storage.number * storage.price) * cost.seconds * question.epochs / 3600
     return Prediction(
         hosts=hosts,
         ranks=len(kind.job.engines),
@@ -399,6 +440,9 @@ def _prediction(
         memory={**fixed, **copies},
         device_bytes=line.memory.get("device", 0),
         cost=paid,
+        storage_hosts=storage.number,
+        storage_seconds=storage.seconds(moved, machines),
+        storage_bytes=storage.memory,
     )
 
 

@@ -19,7 +19,10 @@ ALLOWED: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for one number of hosts, amount of memory and combination of methods. Times are seconds of the slowest rank, memory of the fullest host."""
+    """Prediction for numbers of hosts, an amount of memory and a combination of methods. Times are seconds of the slowest rank, memory of the fullest host.
+
+    ``hosts`` train. ``storage_hosts`` hold all rows if there are any: each is busy for ``storage_seconds`` of an epoch and needs ``storage_bytes`` of memory.
+    """
 
     hosts: int
     ranks: int
@@ -39,6 +42,9 @@ class Prediction:
     device_bytes: int
     cost: float | None
     chosen: bool = False
+    storage_hosts: int = 0
+    storage_seconds: float = 0.0
+    storage_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
@@ -69,16 +75,21 @@ class Planned:
 
     @property
     def recommended(self) -> Prediction:
-        """The smallest job that is nearly the fastest: fewest hosts, then least memory, of the epochs at most 3 % longer than the shortest."""
+        """The smallest job that is nearly the fastest.
+
+        Of the epochs at most 3 % longer than the shortest, it needs the fewest hosts, then the fewest storage hosts, then the least memory.
+        """
         limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
-        return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))
+        return min(
+            good, key=lambda each: (each.hosts, each.storage_hosts, each.budget + each.device_budget, each.seconds)
+        )
 
     @property
     def cheapest(self) -> Prediction | None:
         """The fastest epoch that costs at most 3 % more than the cheapest epoch. None without a price.
 
-        If other such epochs take at most 3 % longer than the fastest, it is the one with the least memory.
+        If other such epochs take at most 3 % longer than the fastest, it is the one with the least memory, then the fewest storage hosts.
         """
         costs = [each.cost for each in self.chosen if each.cost is not None]
         if not costs:
@@ -86,7 +97,7 @@ class Planned:
         cheap = [each for each in self.chosen if each.cost is not None and each.cost <= min(costs) / (1 - ALIKE)]
         limit = min(each.seconds for each in cheap) / (1 - ALIKE)
         good = [each for each in cheap if each.seconds <= limit]
-        return min(good, key=lambda each: (each.budget + each.device_budget, each.seconds))
+        return min(good, key=lambda each: (each.budget + each.device_budget, each.storage_hosts, each.seconds))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; ``schema`` is the version of their format."""

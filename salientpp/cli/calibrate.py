@@ -138,8 +138,12 @@ def _checked(
     return between, load(arguments.root), make_step
 
 
-def link_of(text: str) -> Link:
-    """Returns the network link that ``text`` names, such as 10GbE, or a link with the rate and delay in ``text``. Raises ValueError for anything else."""
+def link_of(text: str, option: str = "--between") -> Link:
+    """Returns the network link that ``text`` names, such as 10GbE, or a link with the rate and delay in ``text``.
+
+    Raises:
+        ValueError: ``text`` is anything else. The error names ``option``.
+    """
     from salientpp.ways.planner.machines import LINKS, Link
 
     if text in LINKS:
@@ -152,7 +156,7 @@ def link_of(text: str) -> Link:
     except ValueError:
         pass
     raise ValueError(
-        f"--between must be one of {', '.join(LINKS)}, or BYTES_PER_SECOND[:DELAY in seconds] such as 1.25e9:5e-5, got {text!r}"
+        f"{option} must be one of {', '.join(LINKS)}, or BYTES_PER_SECOND[:DELAY in seconds] such as 1.25e9:5e-5, got {text!r}"
     )
 
 

@@ -55,7 +55,10 @@ TEXTS = {
     "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT "
     "(default: that of the dataset directory, or train)",
     "--allow": f"methods that change batches and that the plan may use: {', '.join(ALLOWED_NAMES)} (default: none)",
+    "--storage-hosts": "numbers of further hosts to compare, which hold all rows and train nothing. 0: the hosts that train hold the rows (default: 0)",
+    "--storage-link": "link of a storage host: a name such as 25GbE, or BYTES_PER_SECOND (default: that of a host that trains)",
     "--price": "price of a host per hour, in any currency (default: that of the file of --machines, if it has one)",
+    "--storage-price": "price of a storage host per hour, in the currency of --price",
     "--epochs": "number of epochs to pay for (default: 1)",
     "--json": "write all figures to this file",
     "--plot": "draw the seconds of an epoch over hosts and memory, as .png or .svg (needs matplotlib)",
@@ -83,7 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="B")
     add("--seeds", metavar="[TYPE:]SPLIT")
     add("--allow", type=_words, default=[], metavar="NAME,...")
+    add("--storage-hosts", type=whole_numbers_of, default=[0], metavar="S,S,...")
+    add("--storage-link", metavar="LINK")
     add("--price", type=float, metavar="PER_HOUR")
+    add("--storage-price", type=float, metavar="PER_HOUR")
     add("--epochs", type=int, default=1)
     add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE")
@@ -185,6 +191,7 @@ def _machines(arguments: argparse.Namespace) -> Machines:
 
 def _question(arguments: argparse.Namespace) -> Question:
     from salientpp.analysis.plan import Question
+    from salientpp.cli.calibrate import link_of
     from salientpp.engine.option import num_bytes
 
     def amounts(name: str) -> list[int]:
@@ -199,6 +206,9 @@ def _question(arguments: argparse.Namespace) -> Question:
         device_memory=amounts("device_memory") or [0],
         allow=[name.replace("-", "_") for name in arguments.allow],
         epochs=arguments.epochs,
+        storage_hosts=arguments.storage_hosts,
+        storage_link=None if arguments.storage_link is None else link_of(arguments.storage_link, "--storage-link"),
+        storage_price=arguments.storage_price,
     )
 
 

@@ -145,7 +145,8 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     if looks_ahead and options.memory and given.get("cache", 1):
         scores = Cache(1.0, options.policy).scores(basis)  # the plan asks for them too
         prior = basis.ranks_on_host * sum(prior_bytes(scores[type_].to(torch.float32)) for type_ in books)
-        prior = max(of_rank for (of_rank,) in comm.gather_numbers([prior]))
+        own_prior = prior if basis.epochs.placement.logical_ranks else 0  # a storage rank caches nothing
+        prior = max(of_rank for (of_rank,) in comm.gather_numbers([own_prior]))
     return Budget(
         memory=options.memory or 0,
         device_memory=options.memory_device or 0,

@@ -45,7 +45,7 @@ def _savings(planned: Planned) -> str:
     best = planned.recommended
     needed = f"A host needs {format_bytes(best.host_bytes)} of memory for it."
     least = min(
-        (each for each in planned.chosen if each.hosts == best.hosts),
+        (each for each in planned.chosen if (each.hosts, each.storage_hosts) == (best.hosts, best.storage_hosts)),
         key=lambda each: (each.budget + each.device_budget, each.seconds),
     )
     if least is best:
@@ -63,7 +63,9 @@ def _point(prediction: dict[str, Any]) -> dict[str, Any]:
     """Returns a prediction as a bar of the charts. ``copies`` is the text of its memory, which names the bar."""
     device = prediction["device_budget"]
     memory = exact_bytes(prediction["budget"]) + (f", device {exact_bytes(device)}" if device else "")
-    return {**prediction, "copies": memory}
+    storage = prediction["storage_hosts"]
+    hosts = f"{prediction['hosts']} and {storage} that store" if storage else prediction["hosts"]
+    return {**prediction, "hosts": hosts, "copies": memory}
 
 
 def _choices(predictions: list[dict[str, Any]], best: int) -> dict[str, Any]:

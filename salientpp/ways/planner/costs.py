@@ -55,13 +55,23 @@ class Cost:
     bytes_in: float
 
 
-def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> Cost:
-    """Predicts the cost of an epoch of ``batch.number`` batches, from the price of one batch."""
+def overlapped(*seconds: float) -> float:
+    """Returns the time that works take which overlap almost completely: a little more than the longest."""
+    longest = max(seconds)
+    return longest * sum((each / longest) ** OVERLAP for each in seconds) ** (1 / OVERLAP) if longest else 0.0
+
+
+def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines, sends: bool = True) -> Cost:
+    """Predicts the cost of an epoch of ``batch.number`` batches, from the price of one batch.
+
+    ``sends`` is False on a rank that sends no rows, because storage ranks hold them.
+    """
     n, step = batch.number, machines.step or _NO_STEP
     rows = sum(price.fetched.values())
-    # On average a rank sends as many rows and lists as it receives, and receives as many requests as it sends.
+    # On average a rank that holds rows sends as many rows and lists as it receives, and receives as many requests as it sends.
     incoming = rows + price.requests + price.lists
-    cpu = price.seconds + machines.loading(1, batch.vertices, batch.row_bytes + rows, 2 * incoming)
+    gathered, moved = (batch.row_bytes + rows, 2 * incoming) if sends else (batch.row_bytes, incoming)
+    cpu = price.seconds + machines.loading(1, batch.vertices, gathered, moved)
     if choice.lookahead and choice.cache:
         cpu += machines.look_ahead * batch.vertices
     if choice.sums:
@@ -80,7 +90,7 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
         link = max(arriving, n * machines.between.delay / 2) + FILL * machines.between.delay
     to_device = rows + sum(price.copied.values())
     copies = n * to_device / machines.to_device if machines.to_device else 0.0
-    seconds = sum(each**OVERLAP for each in (cores, link, copies)) ** (1 / OVERLAP)
+    seconds = overlapped(cores, link, copies)
     waiting = seconds - cores
     return Cost(
         seconds=seconds,

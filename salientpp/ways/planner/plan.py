@@ -39,7 +39,8 @@ def lines_of(
         for choice in choices:
             ways = ways_of(choice)
             price, tiers = trials.price(ways, machines.draw)
-            found.append(Line(choice, cost_of(price, trials.batch, choice, machines), _memory(basis, ways, tiers)))
+            cost = cost_of(price, trials.batch, choice, machines, sends=not basis.epochs.placement.num_storage_ranks)
+            found.append(Line(choice, cost, _memory(basis, ways, tiers)))
         return found, trials.batch
 
 
