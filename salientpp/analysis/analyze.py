@@ -54,12 +54,14 @@ class Ways:
     sums: bool = False
     send_as: Mapping[Any, str] | None = None
 
-    def checked(self, predict_only: bool) -> Ways:
+    def checked(self, predict_only: bool, storage_hosts: int = 0) -> Ways:
         """Returns the same methods, with the replication factors sorted and without repeats. Raises ValueError for values that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
                 "predict_only cannot forecast which rows partial_aggregation leaves to fetch; leave predict_only out"
             )
+        if self.sums and storage_hosts:
+            raise ValueError("partial_aggregation does not work with storage hosts; leave one of them out")
         if self.sums and self.send_as:
             raise ValueError(
                 "partial_aggregation sums rows in the format they are stored in, but send_as sends them in another; leave one of them out"
@@ -107,11 +109,9 @@ def analyze(
     """
     progress = progress or Progress()
     several = one_or_several(Batches() if batches is None else batches, data)
-    ways = (ways or Ways()).checked(predict_only)
+    ways = (ways or Ways()).checked(predict_only, storage_hosts)
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
-    if storage_hosts and ways.sums:
-        raise ValueError("partial_aggregation does not work with storage hosts; leave one of them out")
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
@@ -133,11 +133,9 @@ def analyze(
     found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
     first, send_as = several[0], (ways.send_as or {}).items()
     counted = "results", "device_rows", "copies"
-    quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
     return ShownAnalysis(
         dataset=name,
-        num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
-        num_edges=part.num_edges,
+        **_facts_of_graph(part, row_bytes),
         parts=num_parts,
         ranks_by_host=placements[0].ranks_by_host[: placements[0].num_training_hosts],
         storage_hosts=storage_hosts,
@@ -146,16 +144,25 @@ def analyze(
         epochs=epochs,
         seeds=first.words_of_seeds(),
         seed=first.seed,
-        row_bytes={word_of_type(type_): width for type_, width in row_bytes.items()},
-        replicated=tuple(word_of_type(type_) for type_ in part.books if type_ in part.replicated),
-        edge_cut_fraction=quality["edge_cut_fraction"],
-        balance=quality["balance"],
         draws={**first.draws(), "lookahead": ways.lookahead},
         send_as={key if isinstance(key, str) else ":".join(map(str, key)): value for key, value in send_as} or None,
         steps_per_epoch=steps,
         has_split=has_split,
         **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
     )
+
+
+def _facts_of_graph(part: Any, row_bytes: Mapping[str | None, int]) -> dict[str, Any]:
+    """Returns what an :class:`~salientpp.analysis.result.Analysis` says of the graph and its parts."""
+    quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
+    return {
+        "num_vertices": {word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
+        "num_edges": part.num_edges,
+        "row_bytes": {word_of_type(type_): width for type_, width in row_bytes.items()},
+        "replicated": tuple(word_of_type(type_) for type_ in part.books if type_ in part.replicated),
+        "edge_cut_fraction": quality["edge_cut_fraction"],
+        "balance": quality["balance"],
+    }
 
 
 def _check(job: Job, ways: Ways) -> None:
