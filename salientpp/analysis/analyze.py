@@ -132,7 +132,8 @@ def analyze(
     steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
     found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
     first, send_as = several[0], (ways.send_as or {}).items()
-    counted = "results", "device_rows", "copies"
+    names = "results", "device_rows", "copies"
+    counted: dict[str, Any] = {name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in names}
     return ShownAnalysis(
         dataset=name,
         **_facts_of_graph(part, row_bytes),
@@ -148,7 +149,7 @@ def analyze(
         send_as={key if isinstance(key, str) else ":".join(map(str, key)): value for key, value in send_as} or None,
         steps_per_epoch=steps,
         has_split=has_split,
-        **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
+        **counted,
     )
 
 

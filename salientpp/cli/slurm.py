@@ -12,6 +12,7 @@ from salientpp.cli import partition, terminal
 from salientpp.cli.shared_arguments import adder, values_of
 from salientpp.files import is_replaced, write_whole
 from salientpp.launch import sbatch
+from salientpp.launch.storage_script import Storage
 
 NEEDS_TORCH = False
 HELP = "print a batch script for SLURM"
@@ -34,11 +35,16 @@ TEXTS = {
     "--python": "Python interpreter on the hosts (default: %(default)s)",
     "--output": "file to write the script to. An existing file is never replaced (default: stdout)",
     "--dataset": "dataset to partition first, see `salientpp partition --help`; needs --root",
-    "--root": "dataset directory that the first job writes. If it exists, that job is left out",
+    "--root": "dataset directory that the first job writes. If it exists, that job is left out. With --storage-hosts: the directory that they serve",
     "--partition-options": "options for `salientpp partition`, as in '--num-neighbors 15,10,5 --batch-size 1024'",
     "--partition-cpus": "CPUs of the job that partitions (default: 4)",
     "--partition-time": "time limit of the job that partitions (default: that of the training)",
     "--partition-queue": "SLURM partition of the job that partitions (default: that of the training)",
+    "--storage-hosts": "further hosts, which hold all rows and run `salientpp serve`; needs --root (default: 0)",
+    "--storage-partition": "SLURM partition of the storage hosts (default: that of the training)",
+    "--storage-cpus": "CPUs of each storage host (default: 4)",
+    "--storage-memory": "memory of each storage host, as in 256G (default: that of the cluster)",
+    "--storage-options": "options for `salientpp serve`, as in '--copy-to /scratch'",
 }
 
 
@@ -47,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Print a batch script for training with one rank per part. Read it, change it and keep it. The training script must call "
         "salientpp.init_process_group(). With --dataset and --root, `bash SCRIPT` on the login node submits a job that "
-        "partitions and a second job that trains afterwards."
+        "partitions and a second job that trains afterwards. With --storage-hosts, the job has a second component of hosts without GPUs, and the training "
+        "script must call salientpp.load(os.environ['SALIENTPP_STORAGE'])."
     )
     add = adder(parser, TEXTS)
     add("script", nargs="+", metavar="-- train.py")
@@ -69,16 +76,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--partition-cpus", type=int, default=4, metavar="C")
     add("--partition-time", metavar="T")
     add("--partition-queue", metavar="P")
+    add("--storage-hosts", type=int, default=0, metavar="S")
+    add("--storage-partition", metavar="P")
+    add("--storage-cpus", type=int, default=4, metavar="C")
+    add("--storage-memory", metavar="SIZE")
+    add("--storage-options", default="", metavar="TEXT")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if (arguments.dataset is None) != (arguments.root is None):
+    has_storage = arguments.storage_hosts != 0
+    if arguments.root is None and has_storage:
+        raise ValueError("--storage-hosts requires --root: the dataset directory that the storage hosts serve")
+    if (arguments.dataset is None) != (arguments.root is None) and not has_storage:
         raise ValueError(
             "--dataset and --root require each other: the dataset to partition, and the directory to write"
         )
-    first = None
+    first = storage = None
+    if has_storage:
+        storage = Storage(
+            arguments.storage_hosts,
+            arguments.root,
+            options=_split("storage", arguments.storage_options),
+            cpus=arguments.storage_cpus,
+            memory=arguments.storage_memory,
+            partition=arguments.storage_partition,
+        )
     if arguments.dataset is not None:
-        options = _split(arguments.partition_options)
+        options = _split("partition", arguments.partition_options)
         # Refuse now what the job that partitions would refuse.
         partition_parser = argparse.ArgumentParser(prog="salientpp partition")
         partition.add_arguments(partition_parser)
@@ -114,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         ranks_per_node=max(1, arguments.gpus_per_node) if ranks_per_node is None else ranks_per_node,
         options=arguments.sbatch,
         first=first,
+        storage=storage,
         **values_of(arguments, *passed),
     )
     text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
@@ -130,8 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _split(options: str) -> list[str]:
+def _split(name: str, options: str) -> list[str]:
     try:
         return shlex.split(options)
     except ValueError as error:
-        raise ValueError(f"--partition-options must be arguments in shell syntax, got {options!r} ({error})") from None
+        raise ValueError(f"--{name}-options must be arguments in shell syntax, got {options!r} ({error})") from None

@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from salientpp.launch.storage_script import Storage
+
 LAUNCHERS = ("srun", "torchrun")
 
 #: Largest number of tasks, hosts or CPUs that SLURM accepts.
@@ -50,6 +52,7 @@ class Batch:
         python: the interpreter; all hosts must see it.
         options: further options of sbatch, such as '--account=physics'.
         first: job that partitions the dataset before this job begins; None: no such job.
+        storage: hosts that hold all rows; None: the hosts that train hold them.
     """
 
     command: Sequence[str]
@@ -65,9 +68,10 @@ class Batch:
     job_name: str = "salientpp"
     options: Sequence[str] = ()
     first: Partitioning | None = None
+    storage: Storage | None = None
 
     def __post_init__(self) -> None:
-        first = self.first
+        first, storage = self.first, self.storage
         for name, least, number in (
             ("--parts", 1, self.parts),
             ("--ranks-per-part", 1, self.ranks_per_part),
@@ -75,6 +79,8 @@ class Batch:
             ("--cpus-per-task", 1, self.cpus_per_task),
             ("--gpus-per-node", 0, self.gpus_per_node),
             ("--partition-cpus", 1, first.cpus if first else 1),
+            ("--storage-hosts", 1, storage.hosts if storage else 1),
+            ("--storage-cpus", 1, storage.cpus if storage else 1),
         ):
             if not least <= number <= _MOST:
                 raise ValueError(f"{name} must be an integer from {least} to {_MOST}, got {number}")
@@ -87,13 +93,14 @@ class Batch:
             ("--job-name", self.job_name),
             ("--partition", self.partition),
             ("--partition-queue", first.partition if first else None),
+            ("--storage-partition", storage.partition if storage else None),
         ):
             if text is not None and not re.fullmatch(r"(?!-)[\w.,+-]+", text):
                 raise ValueError(f"{name} must be a name without blanks and must not begin with -, got {text!r}")
         for name, text in (
             ("--python", self.python),
             ("--dataset", first.dataset if first else None),
-            ("--root", first.root if first else None),
+            ("--root", first.root if first else storage.root if storage else None),
         ):
             if text is not None and not text.strip():
                 raise ValueError(f"{name} must not be empty")
@@ -107,9 +114,21 @@ class Batch:
         for name, time in (("--time", self.time), ("--partition-time", self.first.time if self.first else None)):
             if time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time, re.ASCII):
                 raise ValueError(f"{name} must be minutes, H:MM:SS or D-HH:MM:SS as sbatch takes them, got {time!r}")
+        if storage is not None:
+            self._check_storage(storage)
         for option in self.options:
             if not re.match(r"-\w|--\w", option) or not option.isprintable():
                 raise ValueError(f"--sbatch needs an option of sbatch such as --sbatch=--account=NAME, got {option!r}")
+
+    def _check_storage(self, storage: Storage) -> None:
+        if storage.hosts > self.parts and storage.hosts % self.parts:
+            raise ValueError(
+                f"--storage-hosts={storage.hosts} does not fit {self.parts} parts: use at most {self.parts} storage hosts or a multiple of {self.parts}"
+            )
+        if storage.memory is not None and not re.fullmatch(r"\d+[KMGT]?", storage.memory, re.ASCII):
+            raise ValueError(
+                f"--storage-memory must be a size as sbatch's --mem takes it, such as 256G, got {storage.memory!r}"
+            )
 
     @property
     def ranks(self) -> int:
@@ -142,12 +161,14 @@ def script(batch: Batch, made_by: str) -> str:
         "--requeue",
         "--signal=USR1@120",
         *batch.options,
+        *(batch.storage.directives(batch.partition) if batch.storage else []),
     ]
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives),
         "#",
         f"# Trains with {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part.",
+        *([f"# {batch.storage.hosts} further host(s) hold all rows."] if batch.storage else []),
         *(f"# {line}" for line in f"Made by: {made_by}".splitlines()),
         f"# Submit it with {submit}",
         "# The signal USR1 comes 120 s before the end: time to save and to requeue. The log is appended to.",
@@ -162,6 +183,7 @@ def script(batch: Batch, made_by: str) -> str:
         "",
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{batch.cpus_per_task}}}"  # per rank',
         "export PYTHONUNBUFFERED=1  # writes lines to the log at once",
+        *(batch.storage.lines() if batch.storage else []),
     ]
     command = " ".join(shlex.quote(word) for word in batch.command)
     if by_srun:
@@ -186,7 +208,7 @@ def script(batch: Batch, made_by: str) -> str:
         "# shellcheck disable=SC2016  # expanded by the inner bash",
         " \\\n    ".join(
             [
-                f'srun --ntasks="$((SLURM_NNODES * {tasks}))" --ntasks-per-node={tasks} --cpus-per-task={cpus}',
+                f'srun{" --het-group=0" if batch.storage else ""} --ntasks="$((SLURM_NNODES * {tasks}))" --ntasks-per-node={tasks} --cpus-per-task={cpus}',
                 f"    --kill-on-bad-exit=1{' --label' if by_srun else ''}",
                 """bash -c 'trap "" USR1; exec "$@"' rank""",
                 *start,
