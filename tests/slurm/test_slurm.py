@@ -6,9 +6,7 @@ Ranks are gloo processes on loopback, two or four on two nodes that are both thi
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,22 +17,15 @@ import torch
 import salientpp
 from salientpp import cli
 from salientpp.datasets import synthetic
+from tests.slurm.scripts import ENVIRONMENT, ROOT, make_script, submit
 from tests.slurm.slurm_cluster import Cluster, Job
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train_slurm.py"
 TRAIN_FULL = ROOT / "examples" / "train_full.py"
 WORKLOAD = ["--num-neighbors", "5,3", "--batch-size", "8"]
 EPOCHS = 30
-
-#: Variables that jobs inherit from sbatch: gloo on loopback, and the package under test.
-ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +44,6 @@ def folder(slurm: Cluster, request: pytest.FixtureRequest) -> Path:
     made = slurm.folder / re.sub(r"\W+", "-", request.node.name)
     made.mkdir()
     return made
-
-
-def make_script(capsys: pytest.CaptureFixture, file: Path, *arguments: object) -> Path:
-    """Writes the script that `salientpp slurm` prints, and has bash and shellcheck check it."""
-    capsys.readouterr()
-    assert cli.main(["slurm", *map(str, arguments)]) == 0
-    file.write_text(capsys.readouterr().out)
-    subprocess.run(["bash", "-n", file], check=True)
-    subprocess.run(["shellcheck", file], check=True)
-    return file
-
-
-def submit(slurm: Cluster, script: Path, **environment: str) -> str:
-    return slurm.run("sbatch", "--parsable", script, cwd=script.parent, environment=ENVIRONMENT | environment).strip()
 
 
 def run(slurm: Cluster, script: Path, **environment: str) -> Job:

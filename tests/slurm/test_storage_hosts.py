@@ -11,8 +11,8 @@ from distributed import HANG
 
 import salientpp
 from salientpp.datasets import synthetic
+from tests.slurm.scripts import make_script, submit
 from tests.slurm.slurm_cluster import Cluster
-from tests.slurm.test_slurm import make_script, submit
 
 pytestmark = pytest.mark.slurm
 
