@@ -19,6 +19,7 @@ from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.roles import OpenedBy
 from salientpp.store.frames import feature_columns, features_of, formats_of_columns
 from salientpp.store.narrow import Column, Narrow, read_formats
 from salientpp.suggestions import did_you_mean
@@ -160,7 +161,7 @@ def open_graph(
 def with_storage(graph: Any, storage_hosts: int) -> Any:
     """Returns the same graph for a job with this number of storage ranks: the last part of its views may then be empty."""
     if isinstance(graph, PartitionedGraph) and storage_hosts:
-        return PartitionedGraph(graph.root, graph.manifest, None, num_storage_ranks=storage_hosts)
+        return PartitionedGraph(graph.root, graph.manifest, None, opened_by=OpenedBy(storage_hosts))
     return graph
 
 
