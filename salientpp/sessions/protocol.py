@@ -3,8 +3,8 @@
 Both sides send lines of UTF-8 JSON, each an object that ends with a newline. The server sends its greeting first. The client answers with its
 own greeting and the proof that it knows the token. The server answers with its proof, or with ``{"error": text}``, and closes::
 
-    {"salientpp": "0.1.0", "wire": 12, "nonce": HEX}
-    {"salientpp": "0.1.0", "wire": 12, "nonce": HEX, "proof": HEX}
+    {"salientpp": "0.1.0", "wire": 13, "nonce": HEX}
+    {"salientpp": "0.1.0", "wire": 13, "nonce": HEX, "proof": HEX}
     {"proof": HEX}
 
 After that, the client sends requests ``{"do": NAME, ...}``. The server sends one line for each, and ``{"error": text}`` for a mistake.
