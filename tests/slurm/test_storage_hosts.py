@@ -67,7 +67,7 @@ def test_ranks_read_from_storage_hosts_also_after_a_requeue(
     slurm.wait_for("stopped", log)
     # SLURM starts jobs with several components only when it looks at all jobs. It does so after a change of any job.
     deadline = time.monotonic() + HANG
-    while slurm.facts(job)["JobState"] == "PENDING" and time.monotonic() < deadline:
+    while log.read_text().count("salientpp serves") < 2 and time.monotonic() < deadline:
         slurm.run("scontrol", "update", f"JobId={job}", "Comment=look")
         time.sleep(1)
     done = slurm.wait(job, log)
