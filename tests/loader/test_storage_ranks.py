@@ -16,6 +16,7 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from rare import some_of
 from storage_laws import BY_PART, OTHERS, PARTS, epoch_of, epochs_of, planned, resumed, together, uses
 
 import salientpp
@@ -23,7 +24,7 @@ from salientpp import NeighborLoader
 from salientpp.testing.topology import CASES, SOME, directories, make
 
 #: Numbers of ranks that train and of ranks that store.
-LAYOUTS = [(1, 1), (2, 3), (4, 2)]
+LAYOUTS = some_of([(1, 1), (2, 3), (4, 2)], itertools.product((1, 2, 4), (1, 2, 3)))
 
 
 def on_ranks(
