@@ -27,6 +27,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -254,11 +255,31 @@ class Cluster:
         self._pools = []
 
 
+@dataclass(frozen=True)
+class LinkCounts:
+    """Bytes, with all headers, and packets that a host has received and sent over its link."""
+
+    received_bytes: int
+    received_packets: int
+    sent_bytes: int
+    sent_packets: int
+
+    def since(self, earlier: LinkCounts) -> LinkCounts:
+        """Returns the counts from an earlier moment on."""
+        return LinkCounts(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+
+def link_counts() -> LinkCounts:
+    """Returns the counts of this process's host so far, for all its ranks."""
+    with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
+        line = next(line for line in devices if line.strip().startswith(_INTERFACE))
+    numbers = [int(number) for number in line.split(":")[1].split()]  # eight of what was received, eight of what was sent
+    return LinkCounts(*numbers[0:2], *numbers[8:10])
+
+
 def bytes_received() -> int:
     """Bytes that this process's host has received over its link so far, for all its ranks and with all headers."""
-    with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
-        counts = next(line.split(":")[1] for line in devices if line.strip().startswith(_INTERFACE))
-    return int(counts.split()[0])
+    return link_counts().received_bytes
 
 
 def _address(host: int) -> str:

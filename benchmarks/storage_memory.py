@@ -1,0 +1,202 @@
+"""Measures the memory of ranks in jobs with storage ranks, for ``bench_storage.py``.
+
+:func:`of_trainers`: two ranks train with a memory budget, on a large graph that two ranks store, with the topology in parts. *Beyond libraries* is the resident
+memory of a process minus what it had before it opened the graph. A first job on a small graph in the same process has loaded all libraries by then. The law:
+this memory, at its peak in an epoch, is at most the budget and the memory of batches on their way (``batches`` and ``exchange`` of ``memory_used()``).
+
+:func:`of_slow_trainer`: a rank trains on one rank's rows with fanouts [50, 50], and sleeps after each batch or does not. The law: the anonymous memory of the
+rank that stores does not grow from batch to batch, and is no larger if the other rank sleeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import gc
+import itertools
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from common import process_figures, reset_peak, resident_bytes
+from large_graph import generate
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.datasets import load_dataset, synthetic
+
+TRAINERS, STORAGE, PARTS = 2, 2, 4
+FANOUTS, FEATURES = [15, 10, 5], 128
+SLOW_FANOUTS, SLOW_BATCH = [50, 50], 512
+SAMPLE_SECONDS = 0.1
+
+
+def of_trainers(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the memory of the rank that trains and had the highest peak, in bytes."""
+    small, root = folder / "small", arguments.large_root or folder / "large"
+    few = synthetic(num_vertices=3000, num_features=FEATURES, train_fraction=0.2)
+    salientpp.partition(few, PARTS, small, FANOUTS, arguments.batch_size, topology="parts")
+    if arguments.large_root is None:
+        write_large(folder / "graph", root, arguments.large, arguments.batch_size)
+    budget = round(arguments.budget_megabytes * 1e6)
+    found = run_job(train_within, TRAINERS, STORAGE, [small, root], arguments.batch_size, budget, arguments.large_batches)
+    part = salientpp.load(root)
+    row = {
+        "vertices": part.num_vertices,
+        "edges": part.num_edges,
+        **max(found[:TRAINERS], key=lambda of_rank: of_rank["beyond_libraries_bytes"]),
+        "storage_anonymous_bytes": max(max(samples.values()) for samples in found[TRAINERS:]),
+    }
+    print(f"memory: {row}", flush=True)
+    return row
+
+
+def write_large(graph: Path, root: Path, vertices: int, batch_size: int) -> None:
+    """Writes the large graph in parts that are ranges of its shuffled ids, so that most neighbours are in other parts."""
+    if not graph.is_dir():
+        generate(graph, num_vertices=vertices, num_features=FEATURES, memory="2GB")
+    data = load_dataset(f"converted:{graph}")
+    ranges = torch.arange(data.num_nodes) * PARTS // data.num_nodes
+    salientpp.partition(data, PARTS, root, FANOUTS, batch_size, method=ranges, refine=False, topology="parts")
+
+
+def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -> dict[str, Any]:
+    """Loads batches of the second graph within a budget, after an epoch of the first graph. Returns bytes."""
+    small, part = parts
+    options: dict[str, Any] = dict(batch_size=batch_size, shuffle=True, seed=0, num_workers=1)
+    loader = NeighborLoader(small, FANOUTS, "train", memory="1MB", **options)
+    for _ in loader:
+        pass
+    del loader
+    gc.collect()
+    reset_peak()
+    libraries, anonymous = resident_bytes(), process_figures()["anonymous_bytes"]
+    loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
+    made = {"made_bytes": resident_bytes() - libraries, "peak_while_made_bytes": resident_bytes(peak=True) - libraries}
+    reset_peak()
+    with Watch() as watch:
+        for _ in itertools.islice(loader, batches):
+            pass
+        beyond, held, stats = resident_bytes(peak=True) - libraries, loader.memory_used(), loader.stats()
+    in_flight = held["batches"] + held["exchange"]
+    return {
+        "libraries_bytes": libraries,
+        **made,
+        "beyond_libraries_bytes": beyond,
+        "anonymous_bytes": max(watch.samples.values()) - anonymous,
+        "budget_bytes": budget,
+        "in_flight_bytes": in_flight,
+        "over_law_bytes": beyond - budget - in_flight,
+        "memory_used": held,
+        "batches": stats.batches,
+        "rows_cache": stats.rows_cache,
+        "rows_remote": stats.rows_remote,
+        "row_bytes": sum(stats.row_bytes.values()),
+    }
+
+
+def of_slow_trainer(root: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the anonymous memory of the rank that stores at each batch of the other rank, which sleeps or does not."""
+    rows = []
+    for sleep in (0.0, arguments.slow_seconds):
+        batches, samples = run_job(train_slowly, 1, 1, [root], arguments.slow_batches, sleep)
+        moments = sorted(samples)
+        at = [samples[moments[bisect.bisect(moments, when) - 1]] for when in batches["times"]]
+        half = len(at) // 2
+        row = {
+            "sleep_seconds": sleep,
+            "batch_row_bytes": batches["batch_row_bytes"],
+            "storage_bytes_before": next(iter(samples.values())),
+            "storage_bytes_at_batch": at,
+            "storage_peak_bytes": max(samples.values()),
+            "growth_in_second_half_bytes": max(at[half:]) - max(at[:half]),
+        }
+        rows.append(row)
+        print(f"slow: {row}", flush=True)
+    return rows
+
+
+def train_slowly(parts: list[Any], batches: int, sleep: float) -> dict[str, Any]:
+    """Loads batches of equal size and sleeps after each. Returns the time of each, and of the end."""
+    loader = NeighborLoader(parts[0], SLOW_FANOUTS, "train", batch_size=SLOW_BATCH, shuffle=True, seed=0, num_workers=1)
+    times, row_bytes = [], []
+    for batch in itertools.islice(loader, batches):
+        times.append(time.time())
+        row_bytes.append(batch.x.nbytes)
+        time.sleep(sleep)
+    return {"times": [*times, time.time()], "batch_row_bytes": statistics.mean(row_bytes)}
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Takes the anonymous memory of this process several times a second, while the ``with`` block lasts.
+
+    Attributes:
+        samples: time -> bytes.
+    """
+
+    def __init__(self) -> None:
+        self.samples: dict[float, int] = {}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self.samples[time.time()] = int(process_figures()["anonymous_bytes"])
+            if self._ends.wait(SAMPLE_SECONDS):
+                break
+
+
+def run_job(function: Callable[..., Any], trainers: int, storage: int, roots: list[Path], *args: Any) -> list[Any]:
+    """Runs ``function(parts, *args)`` on the ranks that train. Returns its results, and then the samples of :class:`Watch` of each rank that stores."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    queue = mp.get_context("spawn").SimpleQueue()
+    given = (trainers, storage, port, roots, function, args, queue)
+    ranks = mp.spawn(_be_rank, given, nprocs=trainers + storage, join=False)
+    found: dict[int, Any] = {}
+    while len(found) < trainers + storage:
+        if queue.empty():
+            ranks.join(timeout=SAMPLE_SECONDS)  # raises the error of a rank
+        else:
+            rank, result = queue.get()
+            found[rank] = result
+    while not ranks.join():
+        pass
+    return [found[rank] for rank in sorted(found)]
+
+
+def _be_rank(
+    rank: int, trainers: int, storage: int, port: int, roots: list[Path], function: Callable[..., Any], args: Any, queue: Any
+) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=trainers + storage)
+    parts = [salientpp.load(root, storage_ranks=storage) for root in roots]
+    if parts[0].only_stores:
+        with Watch() as watch:
+            salientpp.serve(*parts)
+        queue.put((rank, watch.samples))
+    else:
+        queue.put((rank, function(parts, *args)))
+        dist.barrier(parts[0].trainers)
+    dist.destroy_process_group()
