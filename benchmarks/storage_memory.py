@@ -20,13 +20,14 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import process_figures, reset_peak, resident_bytes
+from common import reset_peak, resident_bytes
 from large_graph import generate
 
 import salientpp
@@ -36,7 +37,7 @@ from salientpp.datasets import load_dataset, synthetic
 TRAINERS, STORAGE, PARTS = 2, 2, 4
 FANOUTS, FEATURES = [15, 10, 5], 128
 SLOW_FANOUTS, SLOW_BATCH = [50, 50], 512
-SAMPLE_SECONDS = 0.1
+SAMPLE_SECONDS = 0.05
 
 
 def of_trainers(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def of_trainers(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "vertices": part.num_vertices,
         "edges": part.num_edges,
         **max(found[:TRAINERS], key=lambda of_rank: of_rank["beyond_libraries_bytes"]),
-        "storage_anonymous_bytes": max(max(samples.values()) for samples in found[TRAINERS:]),
+        "storage_anonymous_bytes": max(each.anonymous for samples in found[TRAINERS:] for each in samples.values()),
     }
     print(f"memory: {row}", flush=True)
     return row
@@ -78,23 +79,34 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
     del loader
     gc.collect()
     reset_peak()
-    libraries, anonymous = resident_bytes(), process_figures()["anonymous_bytes"]
-    loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
-    made = {"made_bytes": resident_bytes() - libraries, "peak_while_made_bytes": resident_bytes(peak=True) - libraries}
+    libraries = resident()
+    with Watch() as watch:
+        loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
+    while_made, made = watch.peak() - libraries, resident() - libraries
     reset_peak()
+    in_flight = 0
     with Watch() as watch:
         for _ in itertools.islice(loader, batches):
-            pass
-        beyond, held, stats = resident_bytes(peak=True) - libraries, loader.memory_used(), loader.stats()
-    in_flight = held["batches"] + held["exchange"]
+            held = loader.memory_used()
+            in_flight = max(in_flight, held["batches"] + held["exchange"])
+        peak = resident_bytes(peak=True) - libraries.total
+        stats = loader.stats()
+    in_epoch = watch.peak() - libraries
+    beside = {
+        "ids_of_cache_bytes": 8 * len(loader.cache),
+        "tables_of_drawing_bytes": 2 * min(4 * part.num_vertices, 2**29),  # of the thread that draws, and of the trial draws of the plan
+    }
     return {
-        "libraries_bytes": libraries,
-        **made,
-        "beyond_libraries_bytes": beyond,
-        "anonymous_bytes": max(watch.samples.values()) - anonymous,
+        "libraries": asdict(libraries),
+        "while_made": asdict(while_made),
+        "made": asdict(made),
+        "in_epoch": asdict(in_epoch),
+        "beyond_libraries_bytes": peak,
         "budget_bytes": budget,
         "in_flight_bytes": in_flight,
-        "over_law_bytes": beyond - budget - in_flight,
+        "over_law_bytes": peak - budget - in_flight,
+        **beside,
+        "not_explained_anonymous_bytes": in_epoch.anonymous + in_epoch.shared - budget - in_flight - sum(beside.values()),
         "memory_used": held,
         "batches": stats.batches,
         "rows_cache": stats.rows_cache,
@@ -109,14 +121,14 @@ def of_slow_trainer(root: Path, arguments: argparse.Namespace) -> list[dict[str,
     for sleep in (0.0, arguments.slow_seconds):
         batches, samples = run_job(train_slowly, 1, 1, [root], arguments.slow_batches, sleep)
         moments = sorted(samples)
-        at = [samples[moments[bisect.bisect(moments, when) - 1]] for when in batches["times"]]
+        at = [samples[moments[bisect.bisect(moments, when) - 1]].anonymous for when in batches["times"]]
         half = len(at) // 2
         row = {
             "sleep_seconds": sleep,
             "batch_row_bytes": batches["batch_row_bytes"],
-            "storage_bytes_before": next(iter(samples.values())),
+            "storage_bytes_before": samples[moments[0]].anonymous,
             "storage_bytes_at_batch": at,
-            "storage_peak_bytes": max(samples.values()),
+            "storage_peak_bytes": max(sample.anonymous for sample in samples.values()),
             "growth_in_second_half_bytes": max(at[half:]) - max(at[:half]),
         }
         rows.append(row)
@@ -138,15 +150,39 @@ def train_slowly(parts: list[Any], batches: int, sleep: float) -> dict[str, Any]
 # --- jobs -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Resident:
+    """Resident bytes of this process. Pages that belong to no file are anonymous. ``mapped`` pages belong to files, and the system can take them back."""
+
+    anonymous: int
+    mapped: int
+    shared: int
+
+    @property
+    def total(self) -> int:
+        return self.anonymous + self.mapped + self.shared
+
+    def __sub__(self, other: Resident) -> Resident:
+        return Resident(
+            self.anonymous - other.anonymous, self.mapped - other.mapped, self.shared - other.shared
+        )
+
+
+def resident() -> Resident:
+    """Returns the present memory of this process, from /proc (Linux)."""
+    kinds = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return Resident(*(int(kinds[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "RssShmem")))
+
+
 class Watch:
-    """Takes the anonymous memory of this process several times a second, while the ``with`` block lasts.
+    """Takes the memory of this process several times a second, while the ``with`` block lasts.
 
     Attributes:
-        samples: time -> bytes.
+        samples: time -> memory.
     """
 
     def __init__(self) -> None:
-        self.samples: dict[float, int] = {}
+        self.samples: dict[float, Resident] = {}
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -158,9 +194,13 @@ class Watch:
         self._ends.set()
         self._thread.join()
 
+    def peak(self) -> Resident:
+        """Returns the sample with the most bytes."""
+        return max(self.samples.values(), key=lambda sample: sample.total)
+
     def _run(self) -> None:
         while True:
-            self.samples[time.time()] = int(process_figures()["anonymous_bytes"])
+            self.samples[time.time()] = resident()
             if self._ends.wait(SAMPLE_SECONDS):
                 break
 
