@@ -7,14 +7,15 @@ the same batches of one partition into four parts, and train a trimmed GraphSAGE
 
 * ``joined``: four hosts train and store. Each holds its part of the rows, and a cache with the replication factor ``--alpha``.
 * ``storage``: two hosts train, and two store. A host that trains has a cache as large as all rows that a host of ``joined`` holds.
-* ``storage, no cache``: the same without a cache, as in the server-client modes of GLT and GiGL.
+* ``storage, lookahead`` and ``joined, lookahead``: the same memory, used by ``lookahead="auto"``.
+* ``storage, no cache``: as ``storage`` without a cache, as in the server-client modes of GLT and GiGL.
 * ``joined, 2 hosts``: two hosts train and store. Each holds half of the rows, and a cache with the same replication factor.
 
 Ratios are to ``joined``, which has the same number of hosts and of cores as ``storage``, and as many bytes of rows on each host that trains. Its batches fetch
 rows over four links, those of ``storage`` over two. ``joined, 2 hosts`` has as many links and hosts that train as ``storage``, but each must hold half of the
 graph. ``logical_ranks=4`` makes the batches of all jobs equal, which sums over them check.
 
-Each turn starts every job anew. Its first epoch is warm-up. A ratio is the median over turns of the ratio in one turn. All hosts share the cores of one
+Each turn starts every job again. Its first epoch is warm-up. A ratio is the median over turns of the ratio in one turn. All hosts share the cores of one
 machine: the network is delayed, computation is not. So every job has all cores.
 
 Bytes on links of hosts that train are counted by the interface, with headers, in an epoch of loading. They are compared with the bytes that loaders
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--large-root", type=Path, help="its dataset directory in 4 parts, instead of a new one")
     parser.add_argument("--budget-megabytes", type=float, default=256, help="memory= on that graph")
     parser.add_argument("--large-batches", type=int, default=100, help="batches of a rank on that graph")
-    parser.add_argument("--slow-batches", type=int, default=12)
+    parser.add_argument("--slow-batches", type=int, default=24)
     parser.add_argument("--slow-seconds", type=float, default=3.0)
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     parser.add_argument("--results", default="storage", help="name of the result file")
@@ -244,7 +245,7 @@ def tell(row: dict[str, Any]) -> None:
     print(
         f"{row['megabytes_per_second']:g} MB/s, {row['delay_ms']:g} ms, {row['topology']:5} {row['form']:17}: loading "
         f"{row['loading_seconds']['median']:.2f} s, ratio {loading['median']:.2f} ({loading['low']:.2f} to {loading['high']:.2f}), training "
-        f"{row['training_seconds']['median']:.2f} s, ratio {training['median']:.2f}, {row['rows_remote']:,} rows, {received['link_bytes'] / 1e6:.1f} MB received, "
+        f"{row['training_seconds']['median']:.2f} s, ratio {training['median']:.2f}, {row['rows_remote']:,} rows, {received['link_bytes'] / 1e6:.1f} MB, "
         f"{received['link_over_counted']:.4f} of counted, other {received['other_over_counted']:.4%}, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )

@@ -273,7 +273,7 @@ def link_counts() -> LinkCounts:
     """Returns the counts of this process's host so far, for all its ranks."""
     with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
         line = next(line for line in devices if line.strip().startswith(_INTERFACE))
-    numbers = [int(number) for number in line.split(":")[1].split()]  # eight of what was received, eight of what was sent
+    numbers = [int(number) for number in line.split(":")[1].split()]  # eight about receiving, eight about sending
     return LinkCounts(*numbers[0:2], *numbers[8:10])
 
 
