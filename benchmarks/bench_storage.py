@@ -32,7 +32,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,26 +117,31 @@ def main() -> None:
         salientpp.rewrite_topology(whole, folder / "parts", "parts")
         for section in arguments.only:
             if section == "links":
-                rows = measure_links(folder, arguments)
+                for of_link in measure_links(folder, arguments):
+                    rows += of_link
+                    save(rows, more, arguments)
             elif section == "memory":
                 more["memory"] = storage_memory.of_trainers(folder, arguments)
             else:
                 more["slow"] = storage_memory.of_slow_trainer(whole, arguments)
-            more["load_averages"].append(os.getloadavg()[0])
-            write_results(  # keeps finished sections
-                arguments.results, rows, **more, parts=PARTS, fanouts=FANOUTS, features=FEATURES,
-                **{name: value for name, value in vars(arguments).items() if name not in ("only", "folder", "results", "large_root")},
-            )  # fmt: skip
+            save(rows, more, arguments)
     finally:
         shutil.rmtree(folder)
+
+
+def save(rows: list[dict[str, Any]], more: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Writes what has been measured so far."""
+    more["load_averages"].append(os.getloadavg()[0])
+    given = {name: value for name, value in vars(arguments).items() if name not in ("folder", "results", "large_root")}
+    write_results(arguments.results, rows, **more, parts=PARTS, fanouts=FANOUTS, features=FEATURES, **given)
 
 
 # --- links ----------------------------------------------------------------------------------------------------
 
 
-def measure_links(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns a row for each link, topology and job."""
-    forms, rows = forms_of(arguments.alpha), []
+def measure_links(folder: Path, arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Yields a row for each job, for each link and topology."""
+    forms = forms_of(arguments.alpha)
     for link in arguments.links:
         rate, delay = (float(number) for number in link.split(":"))
         for topology in arguments.topologies:
@@ -152,10 +157,13 @@ def measure_links(folder: Path, arguments: argparse.Namespace) -> list[dict[str,
             if len(sums) != 1:
                 raise RuntimeError(f"all jobs must give the same batches, but the sums over ids are {sorted(sums)}")
             of_link = {"megabytes_per_second": rate, "delay_ms": delay, "topology": topology}
-            for name, form in forms.items():
-                rows.append({**of_link, "form": name, **asdict(form), **together(turns[name], turns["joined"])})
-                tell(rows[-1])
-    return rows
+            rows = [
+                {**of_link, "form": name, **asdict(form), **together(turns[name], turns["joined"])}
+                for name, form in forms.items()
+            ]
+            for row in rows:
+                tell(row)
+            yield rows
 
 
 def be_host(rank: int, root: str, form: Form, arguments: argparse.Namespace) -> dict[str, Any] | None:

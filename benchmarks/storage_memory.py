@@ -2,7 +2,8 @@
 
 :func:`of_trainers`: two ranks train with a memory budget, on a large graph that two ranks store, with the topology in parts. *Beyond libraries* is the resident
 memory of a process minus what it had before it opened the graph. A first job on a small graph in the same process has loaded all libraries by then. The law:
-this memory, at its peak in an epoch, is at most the budget and the memory of batches on their way (``batches`` and ``exchange`` of ``memory_used()``).
+without the memory of batches on their way (``batches`` and ``exchange`` of ``memory_used()`` at the same moment), it never exceeds the budget in an epoch.
+The figures divide the excess into pages mapped from files, ids of cached rows, tables of threads that draw, and other pages.
 
 :func:`of_slow_trainer`: a rank trains on one rank's rows with fanouts [50, 50], and sleeps after each batch or does not. The law: the anonymous memory of the
 rank that stores does not grow from batch to batch, and is no larger if the other rank sleeps.
@@ -86,20 +87,16 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
         loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
     while_made, made = watch.peak() - libraries, resident() - libraries
     reset_peak()
-    in_flight = 0
-    with Watch() as watch:
+    with Watch(lambda: sum(loader.memory_used()[name] for name in ("batches", "exchange"))) as watch:
         for _ in itertools.islice(loader, batches):
-            held = loader.memory_used()
-            in_flight = max(in_flight, held["batches"] + held["exchange"])
-        peak = resident_bytes(peak=True) - libraries.total
-        stats = loader.stats()
-    in_epoch = watch.peak() - libraries
+            pass
+        peak, held, stats = resident_bytes(peak=True) - libraries.total, loader.memory_used(), loader.stats()
+    in_epoch = max((sample - libraries for sample in watch.samples.values()), key=lambda sample: sample.beside)
     beside = {
         "ids_of_cache_bytes": 8 * len(loader.cache),
         # Of the thread that draws, and of the main thread, in which the plan draws trial batches.
         "tables_of_drawing_bytes": 2 * min(4 * part.num_vertices, 2**29),
     }
-    allowed = budget + in_flight
     return {
         "libraries": asdict(libraries),
         "while_made": asdict(while_made),
@@ -107,10 +104,9 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
         "in_epoch": asdict(in_epoch),
         "beyond_libraries_bytes": peak,
         "budget_bytes": budget,
-        "in_flight_bytes": in_flight,
-        "over_law_bytes": peak - allowed,
+        "over_law_bytes": in_epoch.beside - budget,
         **beside,
-        "other_anonymous_bytes": in_epoch.anonymous + in_epoch.shared - allowed - sum(beside.values()),
+        "other_anonymous_bytes": in_epoch.beside - in_epoch.mapped - budget - sum(beside.values()),
         "memory_used": held,
         "batches": stats.batches,
         "rows_cache": stats.rows_cache,
@@ -156,34 +152,53 @@ def train_slowly(parts: list[Any], batches: int, sleep: float) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Resident:
-    """Resident bytes of this process. Pages that belong to no file are anonymous. ``mapped`` pages belong to files, and the system can take them back."""
+    """Resident bytes of this process. Pages that belong to no file are anonymous. ``mapped`` pages belong to files, and the system can take them back.
+
+    Attributes:
+        in_flight: bytes of batches on their way, as the loader counts them.
+    """
 
     anonymous: int
     mapped: int
     shared: int
+    in_flight: int = 0
+
+    @property
+    def beside(self) -> int:
+        """Bytes that batches on their way do not take."""
+        return self.total - self.in_flight
 
     @property
     def total(self) -> int:
         return self.anonymous + self.mapped + self.shared
 
     def __sub__(self, other: Resident) -> Resident:
-        return Resident(self.anonymous - other.anonymous, self.mapped - other.mapped, self.shared - other.shared)
+        return Resident(
+            self.anonymous - other.anonymous,
+            self.mapped - other.mapped,
+            self.shared - other.shared,
+            self.in_flight - other.in_flight,
+        )
 
 
-def resident() -> Resident:
+def resident(in_flight: int = 0) -> Resident:
     """Returns the present memory of this process, from /proc (Linux)."""
     kinds = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return Resident(*(int(kinds[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "RssShmem")))
+    return Resident(*(int(kinds[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "RssShmem")), in_flight)
 
 
 class Watch:
     """Takes the memory of this process several times a second, while the ``with`` block lasts.
 
+    Args:
+        in_flight: gives the bytes of batches on their way.
+
     Attributes:
         samples: time -> memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: Callable[[], int] = lambda: 0) -> None:
+        self._in_flight = in_flight
         self.samples: dict[float, Resident] = {}
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -202,7 +217,7 @@ class Watch:
 
     def _run(self) -> None:
         while True:
-            self.samples[time.time()] = resident()
+            self.samples[time.time()] = resident(self._in_flight())
             if self._ends.wait(SAMPLE_SECONDS):
                 break
 

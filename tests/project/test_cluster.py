@@ -14,7 +14,7 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
-from cluster import Cluster
+from cluster import Cluster, LinkCounts, link_counts
 from distributed import HANG, NEVER
 from graphs import random_data
 from rare import rare
@@ -94,6 +94,37 @@ def test_a_slow_link_changes_no_batch_and_traffic_equals_the_prediction(tmp_path
         Ways(replication_factors=[ALPHA], policies=["vip"]),
     )
     assert [rows for _, rows in slow] == [2 * rows for rows in predicted.results[0].remote_rows_per_rank]
+
+
+def _counted(rank: int, root: str) -> tuple[int, int, LinkCounts]:
+    """Bytes that a loader counts in an epoch as received and as sent, and what crossed the link of its host."""
+    part = salientpp.load(root, storage_ranks=1)
+    if part.only_stores:
+        salientpp.serve(part)
+        return 0, 0, LinkCounts(0, 0, 0, 0)
+    loader = NeighborLoader(part, FANOUTS, "all", batch_size=64, seed=SEED)
+    for _ in loader:
+        pass
+    loader.reset_stats()
+    dist.barrier(part.trainers)
+    before = link_counts()
+    for _ in loader:
+        pass
+    dist.barrier(part.trainers)
+    counted = link_counts().since(before)
+    return loader.stats().bytes_received, loader.stats().bytes_sent, counted
+
+
+def test_the_links_of_ranks_that_train_carry_the_bytes_that_loaders_count(tmp_path):
+    """The loader counts all requests to storage ranks and all answers, and little else travels."""
+    data = salientpp.datasets.synthetic(num_vertices=2000, num_features=256)
+    salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, 64, topology="parts")
+    with Cluster(3) as hosts:
+        ranks = hosts.start(_counted, str(tmp_path / "parts"), seconds=HANG)
+        for received, sent, on_link in [rank.result(HANG) for rank in ranks[:2]]:
+            assert received > 1e6
+            assert received < on_link.received_bytes < 1.05 * received
+            assert sent < on_link.sent_bytes
 
 
 def _round_trip(rank: int, repeats: int) -> float:
