@@ -103,7 +103,12 @@ class ReadAhead(Way):
         files = {type_: files_of(basis, type_, of_type) for type_, of_type in tiers.items()}
         files = {type_: of_type for type_, of_type in files.items() if of_type}
         if not files:
-            shapes = [tiers[type_].home.rows[name].shape for type_, name in basis.source.exchanged]
+            part = basis.source.part
+            # Rows that storage hosts have sent lie in files without names. Others read ahead for this rank.
+            everywhere = part.replicated if part is not None and part.num_storage_ranks else frozenset()
+            shapes = [
+                tiers[type_].home.rows[name].shape for type_, name in basis.source.exchanged if type_ not in everywhere
+            ]
             if shapes and not any(map(math.prod, shapes)):  # a part without vertices, or rows without columns
                 basis.trial()  # collective if other ranks hold some of the lists, and these ranks have rows
                 return tiers

@@ -69,7 +69,7 @@ def open_arrays(root: Path, entries: Mapping[str, Mapping[str, Any]], verify: bo
         for name, entry in entries.items():
             verify_file(root, name, entry, full=verify)
         for name, entry in entries.items():
-            array, _ = open_array(root, name, entry)
+            array, _ = open_array(root / name, entry)
             arrays[name] = torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
     except DatasetError as error:
         raise DatasetError(str(error).replace("partition again", _AGAIN)) from None

@@ -6,54 +6,85 @@ A rank that trains needs few of them: the seeds and the labels of its part, and 
 from __future__ import annotations
 
 import json
+import multiprocessing.util
+import os
+import shutil
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from torch import Tensor
 
-from salientpp.processes import Lock
+from salientpp.processes import Lock, outside_inference
 from salientpp.sessions.opening import Session
-from salientpp.store.directory.files import Arrays
+from salientpp.sessions.protocol import StorageError
+from salientpp.store.directory.files import Arrays, DatasetError, quick_checksum
 from salientpp.store.directory.manifest import MANIFEST
+
+#: Folder in which the system shows the open files of this process, also those that have no name any more.
+_OPEN_FILES = Path("/proc/self/fd")
 
 
 class FetchedArrays(Arrays):
     """Opens arrays of a directory that storage hosts serve.
 
-    A file is removed as soon as it is mapped, so that nothing is left when the process ends. Its disk space is free when its map is gone.
+    A fetched file stays open and has no name. So its disk space is free when the process ends, even if the process is killed. Every call maps the file again,
+    as for a directory on this host: a write into one result changes no other.
 
     Attributes:
         root: a temporary directory with the manifest.
     """
 
     def __init__(self, session: Session) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="salientpp-")
-        super().__init__(Path(folder.name) / session.hosts[0], session.manifest["files"])
-        self._folder, self._files = folder, session.files
-        self._opened: dict[tuple[str, str | None], Tensor] = {}
+        folder = tempfile.mkdtemp(prefix="salientpp-")
+        # Unlike `tempfile.TemporaryDirectory`, it leaves the folder to the parent when a forked child ends.
+        multiprocessing.util.Finalize(self, shutil.rmtree, (folder, True), exitpriority=-1)
+        super().__init__(Path(folder) / session.hosts[0], session.manifest["files"])
+        self._files = session.files
+        self._fetched: dict[str, IO[bytes]] = {}
         self._lock = Lock()
         self.root.mkdir()
         (self.root / MANIFEST).write_text(json.dumps(session.manifest))
 
+    @outside_inference
     def open(self, name: str, dtype: str | None = None) -> Tensor:
         """Returns the array of a file, which is fetched if it was not opened before; see :meth:`Arrays.open`.
 
         Raises:
             StorageError: no storage host sends the file.
             DatasetError: the file does not match the manifest.
+            OSError: the file cannot be kept on this host's disk.
         """
         with self._lock:
-            found = self._opened.get((name, dtype))
-            if found is None:
-                path = self.root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    with path.open("wb") as file:
-                        self._files.fetch(name, file)
-                    found = self._opened[name, dtype] = super().open(name, dtype)
-                finally:
-                    path.unlink(missing_ok=True)
-        return found
+            if name not in self._fetched:
+                self._fetched[name] = self._fetch(name)
+        return self._map(_OPEN_FILES / str(self._fetched[name].fileno()), name, dtype)
+
+    def _fetch(self, name: str) -> IO[bytes]:
+        try:
+            file: IO[bytes] = tempfile.TemporaryFile(prefix="salientpp-")  # noqa: SIM115  # stays open
+            try:
+                self._files.fetch(name, file)
+                file.flush()
+            except BaseException:
+                file.close()
+                raise
+        except StorageError:
+            raise
+        except OSError as error:
+            size = self.files[name]["bytes"]
+            raise OSError(
+                f"{name} ({size:,} bytes) from storage hosts cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}); free space there, or set "
+                "TMPDIR to a folder with more space"
+            ) from error
+        entry, path = self.files[name], _OPEN_FILES / str(file.fileno())
+        if (os.fstat(file.fileno()).st_size, quick_checksum(path)) != (entry["bytes"], entry["quick"]):
+            file.close()
+            raise DatasetError(
+                f"{name} from the storage hosts does not match the manifest that they sent before; if their directory was replaced, start `salientpp serve` "
+                "again"
+            )
+        return file
 
     def check_can_be_pickled(self) -> None:
         """Raises TypeError, because a copy in another process has no session."""

@@ -61,9 +61,8 @@ def verify_file(root: Path, name: str, entry: Mapping[str, Any], *, full: bool) 
         )
 
 
-def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
+def open_array(path: Path, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
     """Maps the array of a file into memory. Returns the array and its map, which is None for an empty array."""
-    path = root / name
     try:
         # Copy-on-write: pages are shared and never written back. A stray in-place write by the user's code stays private to its process;
         # with a read-only map it would be a segmentation fault.
@@ -108,7 +107,11 @@ class Arrays:
         """
         # Checked again, because the directory may have been overwritten after it was opened. Files of two datasets must never be mixed.
         verify_file(self.root, name, self.files[name], full=False)
-        array, map_ = open_array(self.root, name, self.files[name])
+        return self._map(self.root / name, name, dtype)
+
+    def _map(self, path: Path, name: str, dtype: str | None) -> Tensor:
+        """Returns the array of the file ``name``, which lies at ``path``."""
+        array, map_ = open_array(path, self.files[name])
         if map_ is not None:
             self._maps[map_] = name
         tensor = torch.from_numpy(array)
