@@ -25,7 +25,7 @@ from salientpp.loader.options import OPTIONS
 from salientpp.loader.values import Options, is_given, named
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.roles import Roles
-from salientpp.ranks.roll import go_astray
+from salientpp.ranks.roll import go_astray, store_needed
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Arguments that change nothing on a storage rank, which has no batches, or whose value there is the default.
@@ -122,6 +122,7 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
         )
         go_astray(error, part.job)
         raise error
+    part.check_session()  # before anything is told in the name of another process
     roles = part.roles
     found = Announced(roles, roles.number_of_loader())
     message = {"do": "make", "number": found.number, "graph": part.fingerprint, "root": str(part.root)}
@@ -129,10 +130,13 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
         kind = next(base.__name__ for base in type(loader).__mro__ if base.__module__.startswith("salientpp.loader."))
         of_draws = {name: value for name, value in vars(sampling).items() if name not in OPTIONS}
         arguments = {**of_draws, **kwargs, **loader._seeds_given()}
-        roles.post({**message, "loader": kind, "arguments": _sent(options, arguments)})
+        message = {**message, "loader": kind, "arguments": _sent(options, arguments)}
     except ValueError as error:
         found.mistake = error
-        roles.post({**message, "mistake": str(error)})
+        message = {**message, "mistake": str(error)}
+    assert part.job is not None  # roles belong to a job
+    with store_needed(part.job):
+        roles.post(message)
     return found
 
 

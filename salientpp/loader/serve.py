@@ -68,7 +68,11 @@ class Storage:
             for message in self.roles.messages(look_everywhere):
                 self.follow(message)
         except RankFailure as error:
-            go_astray(error, self.job)  # ranks that train may have caught their own error, and then make another loader
+            ended = (
+                "; it has ended this session with storage hosts, so call salientpp.load again" if self.job.name else ""
+            )
+            # Ranks that train may have caught their own error, and then make another loader.
+            go_astray(RankFailure(f"{error}{ended}"), self.job)
             raise
         finally:
             self.roles.leave()
@@ -100,11 +104,11 @@ class Storage:
                     loader._follow_loaded_plan()
                 else:
                     Epoch(EngineLoader._begin_epoch(loader)).close()  # the plan, if any, was followed before
-        except RankFailure:
-            raise
         except Exception as error:
             # The ranks that train have the same error, and their script may go on. A rank that waits for it would have raised RankFailure.
-            if isinstance(error.__cause__, RankFailure):
+            is_failure = isinstance(error, RankFailure) or isinstance(error.__cause__, RankFailure)
+            # A rank that could not make its loader may go on too. In a session, the server tells if it is gone.
+            if is_failure and not (self.job.name and message["do"] == "make"):
                 raise
 
     def _drop(self, number: int) -> None:

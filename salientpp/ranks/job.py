@@ -81,6 +81,11 @@ class Job:
 
     def check_process(self) -> None:
         """Raises RuntimeError in a process that was forked from one of several ranks."""
+        if self.belongs_to_parent and self.name:
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank}, whose session with storage hosts it cannot use; call salientpp.load in this process, or "
+                "construct loaders in the rank itself"
+            )
         if self.belongs_to_parent and self.size > 1:
             raise RuntimeError(
                 f"this process was forked from rank {self.rank}, whose process group it cannot use; construct loaders of a partitioned graph in the "

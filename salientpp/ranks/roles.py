@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from salientpp.processes import forks
 from salientpp.ranks.failure import RankFailure, script_error
 from salientpp.ranks.greeting import is_hosted_here
 from salientpp.ranks.job import Job
@@ -52,7 +53,7 @@ class Roles:
     def __init__(self, job: Job, num_storage_ranks: int) -> None:
         self.rank, self.num_trainers = job.rank, job.size - num_storage_ranks
         self._num_storage_ranks = num_storage_ranks
-        self._store = job.store
+        self._store, self._forks = job.store, forks()
         # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
         self._posted = itertools.count()
         self._made = 0
@@ -86,8 +87,8 @@ class Roles:
     # --- ranks that train -----------------------------------------------------------------------------------
 
     def post(self, message: dict[str, Any]) -> None:
-        """Writes a message, if this is rank 0."""
-        if self.speaks:
+        """Writes a message, if this is rank 0. A forked child writes none: it has a copy of the parent's connection to the store."""
+        if self.speaks and self._forks == forks():
             self._store.set(f"{_PREFIX}/{next(self._posted)}", json.dumps(message))
 
     def number_of_loader(self) -> int:
@@ -103,7 +104,8 @@ class Roles:
     def _end(self) -> None:
         """Runs when the script of a rank that trains ends, for any reason. The host of the store stays until the storage ranks have ended."""
         with contextlib.suppress(RuntimeError):
-            words = script_error() or _error_on_the_way()
+            # A session may also end before the script: when nothing uses its graph any more. An earlier error was caught then.
+            words = (script_error() or _error_on_the_way()) if multiprocessing.util.is_exiting() else None
             if words is not None:
                 self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
             self._store.set(_ended(self.rank), "")

@@ -63,7 +63,7 @@ class Roll:
         prefix = f"salientpp/{session}{'all' if self._are_all else '-'.join(map(str, ranks))}"
         self._calls = f"{prefix}/calls/{self.rank}"
         # Counted in the store: under torchrun it outlives the default group, and then has keys of the Comms of an earlier one.
-        with _store_needed():
+        with store_needed(self.job):
             self.number = self._store.add(self._calls, 1)
         self.prefix = f"{prefix}/{self.number}"
         self.progress = Progress(
@@ -103,7 +103,7 @@ class Roll:
     def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
         """Tells the other ranks which groups are ``free``. Returns the number of the group that all take or make."""
         if not self.circle.has_compared:
-            with _store_needed():
+            with store_needed(self.job):
                 greeting.greet(self._store, self.ranks[self.rank])
         missing = self._missing("before", timeout.total_seconds(), json.dumps([over, free]))
         if missing:
@@ -113,7 +113,7 @@ class Roll:
             )
         # Compared before the answers are read, because an answer of another version may mean anything.
         self._compare_greetings()
-        with _store_needed():
+        with store_needed(self.job):
             answers = [json.loads(self._store.get(key)) for key in self._keys("before")]
         advice = "give every rank a device of the same kind"
         check_same([{"backend": way} for way, _ in answers], self.of, "exchange rows over", advice=advice)
@@ -139,7 +139,7 @@ class Roll:
                 attempt(lambda: self._store.set(key, reason))
                 raise RankFailure(reason) from error
             missing = self._missing("after", _ROLL_SECONDS)
-            with _store_needed():
+            with store_needed(self.job):
                 if self._store.check([key]):
                     raise RankFailure(self._store.get(key).decode()) from error
             raise RankFailure(f"{in_words(missing) or 'a rank'}{self.of} went away while a loader was made") from error
@@ -169,7 +169,7 @@ class Roll:
         started, pause = time.monotonic(), 0.005
         wait: Wait | None = None
         try:
-            with _store_needed():
+            with store_needed(self.job):
                 self._store.set(keys[self.rank], answer)
                 # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
                 while time.monotonic() < started + seconds and not self._store.check(keys):
@@ -193,7 +193,7 @@ class Roll:
 
     def _compare_greetings(self) -> None:
         if not self.circle.has_compared:
-            with _store_needed():
+            with store_needed(self.job):
                 greeting.compare_greetings(self._store, self.ranks, self.ranks[self.rank], self.of)
             self.circle.has_compared = True
 
@@ -291,10 +291,16 @@ def _astray_key(rank: int) -> str:
 
 
 @contextlib.contextmanager
-def _store_needed() -> Iterator[None]:
+def store_needed(job: Job) -> Iterator[None]:
+    """Wraps accesses to a job's store while a loader is made. Raises RankFailure if the store is gone."""
     try:
         yield
     except dist.DistError as error:
+        if job.name:
+            raise RankFailure(
+                f"the key-value store{job.of} went away while loaders were made, so the session has ended; the logs of the storage hosts say why; call "
+                "salientpp.load again"
+            ) from error
         raise RankFailure(
             "the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -39,6 +39,17 @@ class WithRoles:
 
     _made: ClassVar[weakref.WeakKeyDictionary[Job, dict[int, dist.ProcessGroup]]] = weakref.WeakKeyDictionary()
 
+    def __copy__(self) -> Any:
+        """Returns a copy that opens its own files. A graph from storage hosts gives itself: it cannot be changed, and a session has one graph."""
+        if self.opened_by.session is not None:
+            return self
+        made_by = self.__reduce__()
+        assert isinstance(made_by, tuple)  # a function and its arguments
+        return made_by[0](*made_by[1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.__copy__()
+
     @property
     def num_storage_ranks(self) -> int:
         """Number of ranks that only store, the last ones of the job; 0: every rank trains and stores."""
@@ -59,6 +70,22 @@ class WithRoles:
         if self.job is None or not self.num_storage_ranks:
             raise ValueError("roles exist only in a job with storage_ranks; pass storage_ranks= to salientpp.load")
         return Roles.of_job(self.job, self.num_storage_ranks)
+
+    def check_session(self) -> None:
+        """Checks that this process may make a loader that storage ranks follow.
+
+        Raises:
+            RuntimeError: the process was forked from the one that opened the graph.
+            ValueError: a single process opened a session with storage hosts, and is now one of several ranks. Each of them would get all seeds.
+        """
+        if self.job is not None:
+            self.job.check_process()
+        now, session = Job.default(), self.opened_by.session
+        if session is not None and now is not None and now.size > 1 and session.size - self.num_storage_ranks == 1:
+            raise ValueError(
+                f"this graph was loaded before torch.distributed was initialised for {now.size} ranks, so every rank would train on all seeds; initialise it "
+                "before salientpp.load"
+            )
 
     @property
     def only_stores(self) -> bool:
