@@ -224,6 +224,7 @@ class Server:
     async def _open(self, peer: Peer, what: dict[str, Any]) -> None:
         spec = SessionSpec(
             root=str(self._directory.root),
+            fingerprint=self._directory.fingerprint,
             host=self._listening.getsockname()[0],
             session=_id_of(what),
             trainers=_whole_number(what, "trainers", 1, 2**20),

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
@@ -24,6 +25,7 @@ from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.job import Job
 from salientpp.serving.spec import SessionSpec
 from salientpp.sessions.opening import meet, words_of_hosts
+from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.load import check_files, part_of_rank
 from salientpp.store.directory.manifest import read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
@@ -31,6 +33,9 @@ from salientpp.store.directory.roles import OpenedBy
 
 #: Seconds between two reports of what was sent.
 _REPORT_SECONDS = 1.0
+
+#: Seconds that the process stays after a failure, so that the ranks that train can end their own waits, and name the reason.
+_STAY_SECONDS = 2.0
 
 
 def run(pipe: Pipe, spec: SessionSpec) -> None:
@@ -53,12 +58,18 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
         root = Path(spec.root)
         opened_by = OpenedBy(number, job)
         whole = PartitionedGraph(root, read_manifest(root), None, opened_by=opened_by)
+        if whole.fingerprint != spec.fingerprint:
+            raise DatasetError(f"{root} was replaced since `salientpp serve` began to serve it; start it again")
         part, stored = part_of_rank(whole, job.rank, job.size)
         check_files(part, stored, "quick")
         storage = Storage({part.fingerprint: part}, job, part.roles)
         told({"store": place})
         watch = _Watch(pipe, told, storage)
-        storage.serve(watch.look)
+        try:
+            storage.serve(watch.look)
+        except Exception:
+            time.sleep(_STAY_SECONDS)
+            raise
         watch.report()
     except Exception as error:
         with contextlib.suppress(OSError):

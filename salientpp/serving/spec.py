@@ -11,6 +11,7 @@ class SessionSpec:
 
     Attributes:
         root: dataset directory on this host.
+        fingerprint: checksum of the contents that the server has told its clients.
         host: numeric address of the interface that the server listens on; the process listens on the same one.
         session: hexadecimal id that the client chose. It is the same on all storage hosts of the session.
         trainers: T, the number of ranks that train.
@@ -21,6 +22,7 @@ class SessionSpec:
     """
 
     root: str
+    fingerprint: str
     host: str
     session: str
     trainers: int

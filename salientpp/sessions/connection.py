@@ -31,6 +31,9 @@ from salientpp.sessions.token import is_proof, new_nonce, proof
 
 _BLOCK_BYTES = 2**20
 
+#: Seconds that a server may take to answer a bye. A stopped one delays the end of a process by this time.
+_BYE_SECONDS = 5.0
+
 #: Open connections of this process. A forked child closes its copies: otherwise a server would not notice that the parent was killed.
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
@@ -142,6 +145,7 @@ class Connection:
             bye: tell the server that this end is intended. Without it, the server tells the others of a session that this process was lost.
         """
         if bye and not self._ended.is_set():
+            self.timeout = min(self.timeout, _BYE_SECONDS)
             with contextlib.suppress(StorageError):
                 self.request(do="bye")
         self._end()
@@ -208,11 +212,12 @@ class Connection:
             raise self._failed(f"sent a wrong line: {error}") from None
 
     def _send(self, what: Mapping[str, Any]) -> None:
+        line = line_of(what)
         if self._ended.is_set():
             raise StorageError(f"the connection to the storage server {self.address} has ended; make another one")
         try:
             with self._sending:
-                self._socket.sendall(line_of(what))
+                self._socket.sendall(line)
         except TimeoutError:
             raise self._failed(f"received nothing for {self.timeout:g} s; it may be stopped") from None
         except OSError as error:
@@ -262,6 +267,7 @@ class Connection:
 
 def _close_in_child() -> None:
     for connection in list(_open):
+        connection._ended = threading.Event()  # the old one may be locked, by a thread that does not exist here
         connection._ended.set()
         connection._socket.close()  # closes the copy; the parent's connection goes on
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.util
+import queue
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.facts import check_same
 from salientpp.ranks.job import Job
+from salientpp.ranks.roles import Roles
 from salientpp.sessions.connection import Connection
 from salientpp.sessions.protocol import StorageError
 from salientpp.sessions.token import find_token
@@ -116,10 +119,11 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
     of = words_of_hosts(comm.size, hosts)
     launched = (0, 1) if own is None else own.launched
     job = Job(meeting, comm.rank, comm.size + len(hosts), name, attended[0].own_host, launched, of)
-    files = Files(hosts, token, seconds)
-    multiprocessing.util.Finalize(
-        job, _close, (attended, files), exitpriority=-1
-    )  # after the ranks were told of the end
+    files, unused = Files(hosts, token, seconds), queue.SimpleQueue[None]()
+    threading.Thread(target=_await_end, args=(unused, attended, files), name="salientpp-end", daemon=True).start()
+    # After the end of the roles, which tells the storage ranks that this script has ended. So the roles are made later.
+    multiprocessing.util.Finalize(job, _end, (unused, attended, files), exitpriority=-1)
+    Roles.of_job(job, len(hosts))
     return Session(job, tuple(hosts), described["manifest"], files)
 
 
@@ -155,6 +159,23 @@ def _begin(
             )
     seconds = connection.timeout
     return connection.request(do="open", session=name, trainers=trainers, store=store, timeout=seconds)["store"]
+
+
+def _end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files: Files) -> None:
+    """Runs when nothing uses a session any more, or at the end of the process."""
+    if multiprocessing.util.is_exiting():
+        _close(attended, files)
+    else:
+        # The garbage collector may run this in any thread, also in one that holds the lock of a connection. So this thread takes no lock and waits for nobody.
+        multiprocessing.util.Finalize(
+            None, _close, (attended, files), exitpriority=-1
+        )  # if the process ends before the thread has done it
+        unused.put(None)
+
+
+def _await_end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files: Files) -> None:
+    unused.get()
+    _close(attended, files)
 
 
 def _close(attended: Sequence[Connection], files: Files) -> None:

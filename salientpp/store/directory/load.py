@@ -15,6 +15,7 @@ from salientpp.arguments import as_integer
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
+from salientpp.ranks.roll import go_astray
 from salientpp.sessions.opening import open_session
 from salientpp.sessions.protocol import is_address
 from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
@@ -53,6 +54,7 @@ def load(
         DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
         ValueError: the number of ranks does not fit the number of parts, the part does not exist, or this rank is not in the group.
         StorageError: a storage host cannot be reached or refuses the session.
+        OSError: this host's disk cannot keep a file that a storage host sent.
         DifferentVersions: a storage host runs another version of this package.
     """
     if is_address(root):
@@ -84,10 +86,14 @@ def load(
 def _load_from_hosts(address: str) -> PartitionedGraph:
     """Opens a session with storage hosts, and returns this rank's view of the graph that they serve."""
     session = open_session(address)
-    arrays = FetchedArrays(session)
-    opened_by = OpenedBy(len(session.hosts), session.job)
-    whole = PartitionedGraph(arrays.root, read_manifest(arrays.root), None, opened_by=opened_by, arrays=arrays)
-    part, _ = part_of_rank(whole, session.job.rank, session.job.size)
+    try:
+        arrays = FetchedArrays(session)
+        opened_by = OpenedBy(len(session.hosts), session.job)
+        whole = PartitionedGraph(arrays.root, read_manifest(arrays.root), None, opened_by=opened_by, arrays=arrays)
+        part, _ = part_of_rank(whole, session.job.rank, session.job.size)
+    except Exception as error:
+        go_astray(error, session.job)  # the other ranks have opened the session, and wait for this one to make a loader
+        raise
     return part
 
 
