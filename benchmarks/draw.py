@@ -17,6 +17,7 @@ from drawing import (
     policies,
     scale,
     score,
+    sessions,
     split,
     together,
     topology,
@@ -24,7 +25,21 @@ from drawing import (
 )
 from drawing.base import ROOT, filled, load, replaced
 
-PAGES = (host, training, policies, communication, full_graph, together, topology, plan, scale, score, split, gpu)
+PAGES = (
+    host,
+    training,
+    policies,
+    communication,
+    full_graph,
+    together,
+    topology,
+    plan,
+    scale,
+    score,
+    sessions,
+    split,
+    gpu,
+)
 DRAWN = {name: drawn for page in PAGES for name, drawn in page.DRAWN.items()}
 
 

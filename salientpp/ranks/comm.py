@@ -118,8 +118,7 @@ class Comm:
         self.number = 0 if roll is None else roll.number
         self.of: str = within.of if within is not None else "" if roll is None else roll.of
         prefix = "salientpp" if roll is None else roll.prefix
-        store = None if self.job is None else self.job.store
-        self.notes: FailureNotes = FailureNotes(groups, store, prefix, self.of) if within is None else within.notes
+        self.notes: FailureNotes = FailureNotes(groups, self.job, prefix, self.of) if within is None else within.notes
         self.progress = Progress() if roll is None else roll.progress
         self.progress.failure_key = self.notes.key
         if within is not None:

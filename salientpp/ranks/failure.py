@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from salientpp.ranks.groups import Groups
+from salientpp.ranks.job import Job
 from salientpp.ranks.job_store import PatientStore
 
 #: After a failure, the process which hosts the store stays so that others can read the note: most seconds that it stays, and seconds between its checks.
@@ -39,7 +40,7 @@ class RankFailure(RuntimeError):
 
 
 class FailureNotes:
-    """Leaves and reads notes of failures among the ranks of a Comm, in the job's key-value ``store`` (None for a single rank).
+    """Leaves and reads notes of failures among the ranks of a Comm, in the key-value store of their job (None for a single rank).
 
     Notes belong to the Comm and not to its groups, so that the next Comm which leases the groups does not find them.
 
@@ -50,16 +51,22 @@ class FailureNotes:
 
     living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()
 
-    def __init__(self, groups: Groups | None, store: dist.Store | None, prefix: str, of: str) -> None:
+    def __init__(self, groups: Groups | None, job: Job | None, prefix: str, of: str) -> None:
         self._groups = groups
         self.rank = 0 if groups is None else groups.rank
         self.of = of
-        self.store = None if store is None else PatientStore(store)
+        self._job = job
+        self.store = None if job is None else PatientStore(job.store)
         self.key = failure_key(prefix)
         self._stays = False
         self.known: str | None = None
         if groups is not None:
             self.living.add(self)
+
+    @property
+    def keeper(self) -> str:
+        """Text that names the host of the job's store, for errors."""
+        return "rank 0 or torchrun" if self._job is None else self._job.keeper
 
     def report(self, text: str) -> None:
         """Leaves a failure note for the other ranks. They read only the first note that any rank left. Never raises."""
@@ -70,10 +77,12 @@ class FailureNotes:
         self._stay(time.monotonic() + _STAY_SECONDS)
 
     def failure(self) -> RankFailure | None:
-        """Returns the failure that another rank has reported, or None."""
+        """Returns the failure that another rank has reported, or what this rank has heard of a process that is lost. Otherwise None."""
         note = self.ask(self._read)
         if note is None or note["rank"] == self.rank:
-            return None
+            heard = None if self._job is None else self._job.heard
+            self.known = self.known or heard
+            return None if heard is None else RankFailure(heard)
         self.known = self.known or note["text"]
         self._stay(time.monotonic() + _STAY_SECONDS)
         return RankFailure(note["text"])

@@ -6,6 +6,8 @@ which its launcher started, and in a session for each graph that it reads from s
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
 from typing import Any, ClassVar
 
@@ -17,6 +19,9 @@ from salientpp.ranks.members import default_group, is_parents_group, members_of
 #: The store's key for the text about a process of a session that is lost.
 _LOST = "salientpp/lost"
 
+#: Seconds in which a process of a session must have heard why the session's store is gone.
+_NEWS_SECONDS = 0.5
+
 
 class Job:
     """Ranks of one job, and this process's number among them.
@@ -27,6 +32,8 @@ class Job:
         name: name of the session; empty for the ranks of the default process group.
         address: address of the network interface over which this rank talks to the others; None: gloo's choice.
         of: text that errors append to a rank's number; empty for the ranks of the default process group.
+        keeper: who has made the store, for errors.
+        heard: what this process knows of a process of the session that is lost; None: nothing.
         launched: number of this process and number of processes as its launcher counts them. (-1, 0): no launcher started it as a rank of this job.
     """
 
@@ -41,9 +48,12 @@ class Job:
         address: str | None = None,
         launched: tuple[int, int] = (-1, 0),
         of: str = "",
+        keeper: str = "rank 0 or torchrun",
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.name, self.address, self.launched, self.of = name, address, launched, of
+        self.heard: str | None = None
+        self.keeper = keeper
         self._forks = forks()
 
     @classmethod
@@ -64,12 +74,29 @@ class Job:
         return self._forks != forks() if self.name else is_parents_group()
 
     def tell_lost(self, text: str) -> None:
-        """Tells the ranks of a session that meet to make a Comm that a process of the session is lost."""
-        self.store.compare_set(_LOST, "", text)
+        """Tells the ranks of a session that meet to make a Comm that a process of the session is lost. The first text counts, on each rank. Never raises."""
+        self.heard = self.heard or text
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self.store.compare_set(_LOST, "", text)
 
     def lost(self) -> str | None:
-        """Returns what :meth:`tell_lost` told, or None. Only in a session, because its storage hosts watch every rank."""
-        return self.store.get(_LOST).decode() if self.name and self.store.check([_LOST]) else None
+        """Returns what was told with :meth:`tell_lost`, here or on another rank, or None. Only in a session, because its storage hosts watch every rank.
+
+        Raises:
+            DistError: the store is gone.
+        """
+        if self.heard is None and self.name and self.store.check([_LOST]):
+            self.heard = self.store.get(_LOST).decode()
+        return self.heard
+
+    def reason_of_lost_store(self) -> str:
+        """Returns why the store does not answer any more. A session's process may hear of a loss a moment after the store, so it waits for that."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while self.name and self.heard is None and time.monotonic() < until:
+            time.sleep(0.01)
+        if self.name:
+            return self.heard or f"{self.keeper} went away, and with it the session's key-value store; look there first"
+        return f"the job's key-value store (which {self.keeper} hosts) went away while loaders were made"
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ class Roles:
     def __init__(self, job: Job, num_storage_ranks: int) -> None:
         self.rank, self.num_trainers = job.rank, job.size - num_storage_ranks
         self._num_storage_ranks = num_storage_ranks
-        self._store, self._forks = job.store, forks()
+        self._store, self._job, self._forks = job.store, weakref.ref(job), forks()
         # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
         self._posted = itertools.count()
         self._made = 0
@@ -87,9 +87,17 @@ class Roles:
     # --- ranks that train -----------------------------------------------------------------------------------
 
     def post(self, message: dict[str, Any]) -> None:
-        """Writes a message, if this is rank 0. A forked child writes none: it has a copy of the parent's connection to the store."""
+        """Writes a message, if this is rank 0. A forked child writes none: it has a copy of the parent's connection to the store.
+
+        Raises:
+            RankFailure: the job's store is gone.
+        """
         if self.speaks and self._forks == forks():
-            self._store.set(f"{_PREFIX}/{next(self._posted)}", json.dumps(message))
+            try:
+                self._store.set(f"{_PREFIX}/{next(self._posted)}", json.dumps(message))
+            except dist.DistError as error:
+                job = self._job()
+                raise RankFailure("the job's store is gone" if job is None else job.reason_of_lost_store()) from error
 
     def number_of_loader(self) -> int:
         """Returns the number by which messages name a new loader."""

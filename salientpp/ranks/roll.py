@@ -296,11 +296,4 @@ def store_needed(job: Job) -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        if job.name:
-            raise RankFailure(
-                f"the key-value store{job.of} went away while loaders were made, so the session has ended; the logs of the storage hosts say why; call "
-                "salientpp.load again"
-            ) from error
-        raise RankFailure(
-            "the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made"
-        ) from error
+        raise RankFailure(job.reason_of_lost_store()) from error

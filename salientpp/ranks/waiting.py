@@ -103,7 +103,7 @@ def _silent(progress: Progress, notes: FailureNotes, timeout: timedelta) -> Rank
     silent = notes.ask(lambda store: not_waiting(store, progress))
     seconds = f"within {timeout.total_seconds():g} s"
     if silent is None:
-        text = f"no answer from another rank {seconds}, nor from the job's key-value store (which rank 0 or torchrun hosts)"
+        text = f"no answer from another rank {seconds}, nor from the job's key-value store (which {notes.keeper} hosts)"
     elif silent:
         text = f"no answer from {in_words(silent)}{notes.of} {seconds}"
     else:

@@ -93,6 +93,10 @@ class Peer:
             await self.send_bytes(block)
             left -= len(block)
 
+    def tell(self, values: dict[str, Any]) -> None:
+        """Sends a short line, and does not wait until the client takes it."""
+        self._writer.write(line_of(values))
+
     def abort(self) -> None:
         """Closes the connection at once. A call that waits for its bytes ends with EOFError or OSError."""
         self._writer.transport.abort()

@@ -19,7 +19,15 @@ from salientpp.serving.child import Body, Session, fork_server
 from salientpp.serving.directory import Mistake, ServedDirectory, check_hosts
 from salientpp.serving.peer import LineTooLong, Peer
 from salientpp.serving.spec import SessionSpec
-from salientpp.sessions.protocol import MOST_GREETING, MOST_REQUEST, Address, describe_difference, greeting, line_of
+from salientpp.sessions.protocol import (
+    MOST_GREETING,
+    MOST_REQUEST,
+    Address,
+    describe_difference,
+    greeting,
+    line_of,
+    readable,
+)
 from salientpp.sessions.token import VARIABLE, is_proof, new_nonce, proof
 
 #: Seconds that a client has to prove that it knows the token. At most this many connections, and this share of all files that the process may open, are at
@@ -114,7 +122,9 @@ class Server:
         which = await stopped
         self._is_stopping = True
         server.close()
-        why = f"the storage on {self._address} was stopped"
+        why = f"the storage host {self._address} was stopped"
+        for session in self._sessions.values():
+            self._tell_lost(session, why)
         await asyncio.gather(*(session.stop(why) for session in self._sessions.values()))
         return which
 
@@ -172,12 +182,15 @@ class Server:
                 what = await asyncio.wait_for(peer.receive(MOST_REQUEST), patience)
                 if (do := what.get("do")) == "beat":
                     continue
+                if do == "lost":
+                    self._lose(peer, readable(what.get("why"), 1000))
+                    continue
                 if do == "bye":
-                    peer.why = None
+                    peer.why = readable(what["why"], 1000) if "why" in what else None
                     await peer.send({})
                     return
                 if not isinstance(do, str) or do not in self._REQUESTS:
-                    raise Mistake(f"do must be one of {', '.join(self._REQUESTS)}, beat and bye, got {do!r:.40}")
+                    raise Mistake(f"do must be one of {', '.join(self._REQUESTS)}, beat, lost and bye, got {do!r:.40}")
                 await self._REQUESTS[do](self, peer, what)
             except asyncio.TimeoutError:
                 if patience is not None:
@@ -193,12 +206,12 @@ class Server:
         session = peer.session
         if session is None:
             return
-        self._peers.discard(peer)
         session.attending.discard(peer.rank)
         if peer.why is not None:
-            session.lose(f"rank {peer.rank} of the job {peer.why}")
+            self._lose(peer, f"rank {peer.rank} of the job {peer.why}")
         elif not session.attending:
             session.leave()
+        self._peers.discard(peer)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -274,10 +287,26 @@ class Server:
         session.attending.add(rank)
         self._peers.add(peer)
 
+    def _lose(self, peer: Peer, why: str) -> None:
+        """Ends the session of a connection, and tells its ranks. Only the first reason counts."""
+        if (session := peer.session) is not None and session.lost is None:
+            self._tell_lost(session, why)
+            session.lose(why)
+
+    def _tell_lost(self, session: Session, why: str) -> None:
+        """Tells the ranks that attend a session why it cannot go on."""
+        for peer in self._peers:
+            if peer.session is session:
+                peer.tell({"lost": why})
+
     def _end(self, session: Session) -> None:
         """Forgets a session whose process has ended, and closes the connections of its ranks."""
         del self._sessions[session.spec.session]
-        self._log(f"session {session.spec.session} of {session.peer} {session.outcome()}")
+        outcome = session.outcome()
+        self._log(f"session {session.spec.session} of {session.peer} {outcome}")
+        if session.lost is None:
+            process = f"rank {session.spec.trainers + self._index} of the session, its process on storage host {self._address},"
+            self._tell_lost(session, "" if session.has_succeeded else f"{process} {outcome}")
         for peer in self._peers:
             if peer.session is session:
                 peer.why = None

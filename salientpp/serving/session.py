@@ -54,7 +54,8 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
         store, place = _meeting(spec)
         number = len(spec.hosts)
         of = words_of_hosts(spec.trainers, spec.hosts)
-        job = Job(store, spec.trainers + spec.index, spec.trainers + number, spec.session, spec.host, of=of)
+        rank, size = spec.trainers + spec.index, spec.trainers + number
+        job = Job(store, rank, size, spec.session, spec.host, of=of, keeper=f"rank {spec.trainers}{of}")
         root = Path(spec.root)
         opened_by = OpenedBy(number, job)
         whole = PartitionedGraph(root, read_manifest(root), None, opened_by=opened_by)
@@ -67,6 +68,11 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
         watch = _Watch(pipe, told, storage)
         try:
             storage.serve(watch.look)
+        except RankFailure as error:
+            if isinstance(error.__cause__, dist.DistError):
+                raise RankFailure(job.reason_of_lost_store()) from error
+            time.sleep(_STAY_SECONDS)
+            raise
         except Exception:
             time.sleep(_STAY_SECONDS)
             raise
@@ -83,7 +89,7 @@ def _meeting(spec: SessionSpec) -> tuple[dist.Store, list[object]]:
     """Returns the session's key-value store, and where others reach it: host and port. The process of the first storage host makes it."""
     timeout = timedelta(seconds=spec.timeout)
     if spec.store is not None:
-        return meet(spec.session, spec.store, timeout), [*spec.store]
+        return meet(spec.session, spec.store, timeout, spec.hosts[0]), [*spec.store]
     # Without a socket of its own, the store would listen on all interfaces.
     family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -105,13 +111,12 @@ class _Watch:
 
     def __init__(self, pipe: Pipe, tell: Callable[[dict[str, Any]], None], storage: Storage) -> None:
         self._pipe, self._tell, self._storage = pipe, tell, storage
-        self._lost: str | None = None
         threading.Thread(target=self._follow, name="salientpp-server", daemon=True).start()
 
     def look(self) -> None:
-        """Raises RankFailure if the server has said that a rank is lost."""
-        if self._lost is not None:
-            raise RankFailure(self._lost)
+        """Raises RankFailure if the server or another rank has said that a process is lost."""
+        if (lost := self._storage.job.lost()) is not None:
+            raise RankFailure(lost)
 
     def report(self) -> None:
         """Tells the server how much this process has sent."""
@@ -129,8 +134,6 @@ class _Watch:
 
     def _lose(self, text: str) -> None:
         """Ends all waits of this process, and of the other ranks, for a rank that is lost."""
-        self._lost = text
-        with contextlib.suppress(RuntimeError):
-            self._storage.job.tell_lost(text)
+        self._storage.job.tell_lost(text)
         for loader in [*self._storage.loaders.values()]:
             loader.engine.basis.comm.report_failure(text)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -33,6 +34,8 @@ _BLOCK_BYTES = 2**20
 
 #: Seconds that a server may take to answer a bye. A stopped one delays the end of a process by this time.
 _BYE_SECONDS = 5.0
+#: Largest number of characters of a reason that a client gives.
+_MOST_WHY = 1000
 
 #: Open connections of this process. A forked child closes its copies: otherwise a server would not notice that the parent was killed.
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -63,7 +66,7 @@ class Connection:
         self.timeout = timeout
         self._left = bytearray()  # bytes that were received and not yet read
         self._asking, self._sending = threading.Lock(), threading.Lock()
-        self._ended = threading.Event()
+        self._ended, self._was_closed = threading.Event(), False
         self._socket = self._connect()
         try:
             self._greet(token)
@@ -127,27 +130,69 @@ class Connection:
         """
         self._send({"do": "beat"})
 
-    def keep_beating(self) -> None:
-        """Starts a daemon thread that beats until the connection ends, several times within the timeout."""
+    def tell_lost(self, why: str) -> None:
+        """Tells the server that the session cannot go on, because another storage host has said so. The server sends no reply.
+
+        Raises:
+            StorageError: the connection has failed.
+        """
+        self._send({"do": "lost", "why": why[:_MOST_WHY]})
+
+    def keep_beating(self, lost: Callable[[str], None]) -> None:
+        """Starts a daemon thread that beats until the connection ends, several times within the timeout, and listens.
+
+        Args:
+            lost: called in that thread, at most once, with a text that says why the session cannot go on. Not called after :meth:`close`.
+        """
         seconds = min(BEAT_SECONDS, self.timeout / 4)
 
         def beat() -> None:
-            with contextlib.suppress(StorageError):
-                while not self._ended.wait(seconds):
-                    self.beat()
+            try:
+                while not self._ended.is_set():
+                    if not self._is_readable(seconds):
+                        self.beat()
+                    elif (news := self._news()) is not None:
+                        return lost(news) if news else None
+            except StorageError:
+                if not self._was_closed:
+                    lost(
+                        f"the storage host {self.address} is lost: its server has closed the connection; look at its log first"
+                    )
 
         threading.Thread(target=beat, name="salientpp-beat", daemon=True).start()
 
-    def close(self, bye: bool = True) -> None:
+    def _news(self) -> str | None:
+        """Returns why the session cannot go on; '' if it has ended well; None if what arrived was the reply to another thread's request."""
+        with self._asking:
+            if self._ended.is_set() or not self._is_readable(0):
+                return None
+            news = self._parsed(self._line(MOST_REPLY, "news")).get("lost")
+            return None if news is None else readable(news, 500)
+
+    def _is_readable(self, seconds: float) -> bool:
+        """Waits until bytes arrive or the connection ends, at most for ``seconds``."""
+        waiting = select.poll()
+        try:
+            waiting.register(self._socket, select.POLLIN)
+        except (OSError, ValueError):  # it was closed
+            return True
+        return bool(waiting.poll(1e3 * seconds))
+
+    def close(self, bye: bool = True, why: str | None = None) -> None:
         """Ends the connection. A second call does nothing.
 
         Args:
             bye: tell the server that this end is intended. Without it, the server tells the others of a session that this process was lost.
+            why: reason for which this process leaves a session that then cannot go on. None: the session has ended.
         """
+        self._was_closed = True
         if bye and not self._ended.is_set():
             self.timeout = min(self.timeout, _BYE_SECONDS)
             with contextlib.suppress(StorageError):
-                self.request(do="bye")
+                if why is None:
+                    self.request(do="bye")
+                else:
+                    self._send({"do": "bye", "why": why[:_MOST_WHY]})  # does not wait for a server that may be stopped
         self._end()
 
     def __enter__(self) -> Connection:
@@ -200,7 +245,9 @@ class Connection:
 
     def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
         self._send(what)
-        reply = self._parsed(self._line(MOST_REPLY, f"the reply to {what.get('do')!r}"))
+        reply = {"lost": ""}
+        while "lost" in reply:  # said unasked, before the server had read the request
+            reply = self._parsed(self._line(MOST_REPLY, f"the reply to {what.get('do')!r}"))
         if "error" in reply:
             raise StorageError(f"the storage server {self.address} refused {what.get('do')!r}: {reply['error']}")
         return reply

@@ -8,11 +8,15 @@ Every rank that trains keeps a connection to every storage host. A rank that is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.util
 import queue
 import secrets
+import socket
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +31,9 @@ from salientpp.ranks.roles import Roles
 from salientpp.sessions.connection import Connection
 from salientpp.sessions.protocol import StorageError
 from salientpp.sessions.token import find_token
+
+#: Longest time of one attempt to connect to a session's key-value store. Between two attempts, a rank looks whether the store is still there.
+_CONNECTING = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -109,17 +116,19 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
                 for host in hosts:
                     attended.append(Connection(host, token, seconds))
                     attended[-1].request(do="attend", session=name, rank=comm.rank)
-            meeting = meet(name, store, timeout)
-    except BaseException:
+            meeting = meet(name, store, timeout, hosts[0])
+    except BaseException as error:
         for connection in attended:
-            connection.close(bye=False)
+            connection.close(why=f"could not open the session ({type(error).__name__}: {error})")
         raise
-    for connection in attended:
-        connection.keep_beating()
     of = words_of_hosts(comm.size, hosts)
     launched = (0, 1) if own is None else own.launched
-    job = Job(meeting, comm.rank, comm.size + len(hosts), name, attended[0].own_host, launched, of)
+    job = Job(
+        meeting, comm.rank, comm.size + len(hosts), name, attended[0].own_host, launched, of, f"rank {comm.size}{of}"
+    )
     files, unused = Files(hosts, token, seconds), queue.SimpleQueue[None]()
+    for connection in attended:
+        connection.keep_beating(functools.partial(_lose, weakref.ref(job), attended))
     threading.Thread(target=_await_end, args=(unused, attended, files), name="salientpp-end", daemon=True).start()
     # After the end of the roles, which tells the storage ranks that this script has ended. So the roles are made later.
     multiprocessing.util.Finalize(job, _end, (unused, attended, files), exitpriority=-1)
@@ -127,11 +136,35 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
     return Session(job, tuple(hosts), described["manifest"], files)
 
 
-def meet(name: str, place: Sequence[Any], timeout: timedelta) -> dist.Store:
-    """Connects to the key-value store of a session. ``place``: its host and port."""
+def meet(name: str, place: Sequence[Any], timeout: timedelta, first: str) -> dist.Store:
+    """Connects to the key-value store of a session.
+
+    Args:
+        name: the session's id.
+        place: host and port of the store.
+        timeout: longest wait for the store, now and later.
+        first: address of the first storage host, whose process of the session has made the store.
+
+    Raises:
+        StorageError: this process has ended, or does not answer.
+    """
     host, port = place
-    store = dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    return dist.PrefixStore(name, store)  # a prefix that only this session knows, because the store asks for no token
+    until, of = time.monotonic() + timeout.total_seconds(), f"the process of this session on storage host {first}"
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((host, port), max(until - time.monotonic(), 1e-3)).close()
+            # torch's client tries for its whole timeout to reach a process that has ended.
+            patience = min(timeout, _CONNECTING)
+            store = dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False)
+        except (TimeoutError, dist.DistError):
+            continue
+        except OSError as error:
+            why = error.strerror or error
+            raise StorageError(f"{of} has ended ({why}); look at the log of its server first") from None
+        store.set_timeout(timeout)
+        # A prefix that only this session knows, because the store asks for no token.
+        return dist.PrefixStore(name, store)
+    raise StorageError(f"{of} did not answer for {timeout.total_seconds():g} s; it may be stopped")
 
 
 def words_of_hosts(trainers: int, hosts: Sequence[str]) -> str:
@@ -176,6 +209,15 @@ def _end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files:
 def _await_end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files: Files) -> None:
     unused.get()
     _close(attended, files)
+
+
+def _lose(job: weakref.ref[Job], attended: Sequence[Connection], text: str) -> None:
+    """Runs when a storage server says that a process of the session is lost, or when this server itself is lost. Tells the other servers."""
+    if (there := job()) is not None:
+        there.heard = there.heard or text
+    for connection in attended:
+        with contextlib.suppress(StorageError):
+            connection.tell_lost(text)
 
 
 def _close(attended: Sequence[Connection], files: Files) -> None:

@@ -7,7 +7,9 @@ own greeting and the proof that it knows the token. The server answers with its 
     {"salientpp": "0.1.0", "wire": 13, "nonce": HEX, "proof": HEX}
     {"proof": HEX}
 
-After that, the client sends requests ``{"do": NAME, ...}``. The server sends one line for each, and ``{"error": text}`` for a mistake.
+After that, the client sends requests ``{"do": NAME, ...}``. The server sends one line for each, and ``{"error": text}`` for a mistake. If a session
+cannot go on, the server sends ``{"lost": text}`` unasked to its clients, which pass it on to the other storage hosts. The text is empty if the session
+has ended well.
 **The greeting never changes**, so that any two versions can tell each other which they are.
 """
 

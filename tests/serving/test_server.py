@@ -48,7 +48,7 @@ def test_only_files_of_the_manifest_are_sent(server, name):
 @pytest.mark.parametrize(
     "request_, text",
     [
-        ({"do": "delete"}, r"do must be one of describe, file, open, attend, status, beat and bye, got 'delete'"),
+        ({"do": "delete"}, r"do must be one of describe, file, open, attend, status, beat, lost and bye, got 'delete'"),
         ({}, "do must be one of .*, got None"),
         ({"do": ["describe"]}, "do must be one of"),
         ({"do": "attend", "session": "0123", "rank": 0}, "no session 0123 here"),

@@ -19,11 +19,13 @@ from typing import Any
 import distributed
 import pytest
 import torch
-from storage_hosts import ROOT, TOKEN, Hosts, serving, until
+from storage_hosts import ROOT, TOKEN, Hosts, free_ports, serving, until
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks.failure import RankFailure
+from salientpp.sessions import opening
 from salientpp.sessions.opening import open_session
 from salientpp.sessions.protocol import StorageError
 from salientpp.store.directory import load as loading
@@ -274,6 +276,55 @@ def test_no_process_of_a_killed_server_is_left(hosts: Hosts) -> None:
     with pytest.raises(RuntimeError):
         ids_of(loader)
         ids_of(loader)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_lost_process_of_a_session_is_named_before_the_first_loader(hosts: Hosts, index: int) -> None:
+    """No connection between the ranks exists yet. The first storage host's process also has the key-value store."""
+    part = salientpp.load(hosts.address)
+    pids = [session["pid"] for session in hosts.sessions()]
+    os.kill(hosts.status(index)["sessions"][0]["pid"], signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(RankFailure, match=f"^rank {1 + index} of "):
+        loader_of(part)
+    assert time.monotonic() < begin + 60, "it did not wait for the time-out"
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+
+
+def test_a_rank_that_computes_names_the_rank_that_was_lost(hosts: Hosts) -> None:
+    """The whole session has ended when this rank calls the package again."""
+    found = distributed.run(_computes_while_rank_1_is_lost, 2, hosts.address, may_fail=True)
+    assert found[0].startswith("rank 1 of the job went away"), found
+
+
+def _computes_while_rank_1_is_lost(rank: int, address: str) -> str:
+    os.environ["SALIENTPP_TOKEN"] = TOKEN
+    part = salientpp.load(address)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(4)
+    with pytest.raises(RankFailure) as raised:
+        loader_of(part)
+    return str(raised.value)
+
+
+def test_no_rank_waits_for_a_session_that_has_ended() -> None:
+    """torch's own client would try to connect for the whole time-out."""
+    begin = time.monotonic()
+    with pytest.raises(StorageError, match="the process of this session on storage host node7:29500 has ended"):
+        opening.meet("a", ("127.0.0.1", free_ports(1)[0]), timedelta(minutes=5), "node7:29500")
+    assert time.monotonic() < begin + 60
+
+
+def test_storage_hosts_hear_why_a_session_was_not_opened(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: Any) -> None:
+        raise OSError("no descriptors are left")
+
+    monkeypatch.setattr(opening, "meet", cannot)
+    with pytest.raises(OSError, match="no descriptors"):
+        salientpp.load(hosts.address)
+    until(lambda: not hosts.sessions(), 20)
+    assert "rank 0 of the job could not open the session (OSError: no descriptors are left)" in hosts.log()
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------

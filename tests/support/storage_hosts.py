@@ -44,20 +44,33 @@ class Hosts:
         return bool(self.processes) and all(process.poll() is None for process in self.processes)
 
     def start(self) -> None:
-        for address, log in zip(self.addresses, self.logs):
-            command = [sys.executable, "-m", "salientpp.cli", "serve", str(self.root), "--listen", address]
-            with log.open("a") as stderr:
-                self.processes.append(
-                    subprocess.Popen(
-                        [*command, "--hosts", *self.addresses, *self.options],
-                        stdout=subprocess.PIPE,
-                        stderr=stderr,
-                        text=True,
-                        env={**os.environ, "SALIENTPP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)},
-                    )
-                )
-        for process, log in zip(self.processes, self.logs):
-            assert process.stdout is not None and process.stdout.readline(), log.read_text()
+        self.processes += [self._begin(index) for index in range(len(self.addresses))]
+        for index in range(len(self.addresses)):
+            self._await(index)
+
+    def restart(self, index: int) -> None:
+        """Kills one server, and starts it again."""
+        process = self.processes[index]
+        process.kill()
+        process.communicate()
+        self.processes[index] = self._begin(index)
+        self._await(index)
+
+    def _begin(self, index: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "salientpp.cli", "serve", str(self.root), "--listen", self.addresses[index]]
+        with self.logs[index].open("a") as stderr:
+            return subprocess.Popen(
+                [*command, "--hosts", *self.addresses, *self.options],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, "SALIENTPP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)},
+            )
+
+    def _await(self, index: int) -> None:
+        """Waits until a server is ready."""
+        ready = self.processes[index].stdout
+        assert ready is not None and ready.readline(), self.logs[index].read_text()
 
     def stop(self, how: int = signal.SIGTERM) -> list[int]:
         """Ends the servers. Returns their exit codes."""
