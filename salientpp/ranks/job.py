@@ -95,7 +95,10 @@ class Job:
         while self.name and self.heard is None and time.monotonic() < until:
             time.sleep(0.01)
         if self.name:
-            return self.heard or f"{self.keeper} went away, and with it the session's key-value store; look there first"
+            reason = (
+                self.heard or f"{self.keeper} went away, and with it the session's key-value store; look there first"
+            )
+            return f"{reason}; the session has ended, so call salientpp.load again"
         return f"the job's key-value store (which {self.keeper} hosts) went away while loaders were made"
 
     @property
