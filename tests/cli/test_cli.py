@@ -621,7 +621,7 @@ def test_the_tables_in_the_docs_match_the_parsers():
 #: Options of `analyze` that no loader has.
 OF_THE_ANALYSIS = {
     "dataset", "parts", "epochs", "seeds", "link", "predict_only", "details", "json", "csv", "plot", "html", "ranks_per_part", "parts_per_rank", "data", "help",
-    "method", "edge_weights", "order", "refine", "tolerance",
+    "method", "edge_weights", "order", "refine", "tolerance", "storage_hosts",
 }  # fmt: skip
 
 

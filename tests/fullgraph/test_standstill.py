@@ -228,7 +228,7 @@ def looks(monkeypatch):
     store = dist.HashStore()
 
     def look(wait: standstill.Wait) -> str | None:
-        store.set("salientpp/waits/1", standstill._note().replace('"turns": ', '"turns": 1'))
+        store.set("salientpp/waits/1", standstill._note("").replace('"turns": ', '"turns": 1'))
         return wait.turn(store)
 
     return store, look
