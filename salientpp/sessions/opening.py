@@ -183,7 +183,7 @@ def _begin(
 ) -> list[Any]:
     """Starts the session on one storage host. Returns host and port of the session's store."""
     attended.append(connection)
-    theirs = connection.request(do="describe") if store is not None else described
+    theirs = connection.request(do="describe")  # also of the first host, because the address may name another one
     for fact in ("fingerprint", "hosts"):
         if theirs[fact] != described[fact]:
             raise StorageError(

@@ -19,7 +19,8 @@ from typing import Any
 import distributed
 import pytest
 import torch
-from storage_hosts import ROOT, TOKEN, Hosts, free_ports, serving, until
+from storage_hosts import ROOT, TOKEN, Hosts, free_ports, serving
+from storage_server import until
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
@@ -368,6 +369,27 @@ def test_hosts_may_serve_copies_of_their_parts(hosts: Hosts, root: Path, tmp_pat
     (tmp_path / "disk").mkdir()
     with serving(root, 1, tmp_path, "--copy-to", str(tmp_path / "disk")) as copied:
         assert ids_of(loader_of(salientpp.load(copied.address))) == expected
+
+
+def test_hosts_with_different_directories_are_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the hosts the address names, the first one is compared too."""
+    monkeypatch.setenv("SALIENTPP_TOKEN", TOKEN)
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    roots = root, root.parents[1] / "typed" / "parts"
+    each = [
+        Hosts(path, [address], [tmp_path / address], ["--hosts", *addresses]) for path, address in zip(roots, addresses)
+    ]
+    try:
+        for hosts in each:
+            hosts.start()
+        for address in addresses:
+            with pytest.raises(StorageError, match="must have the same fingerprint"):
+                salientpp.load(f"salientpp://{address}")
+    finally:
+        for hosts in each:
+            hosts.stop()
 
 
 # --- work without a loader ----------------------------------------------------------------------------------------
