@@ -25,7 +25,7 @@ from salientpp.loader.options import OPTIONS
 from salientpp.loader.values import Options, is_given, named
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.roles import Roles
-from salientpp.ranks.roll import go_astray, store_needed
+from salientpp.ranks.roll import go_astray
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Arguments that change nothing on a storage rank, which has no batches, or whose value there is the default.
@@ -134,9 +134,7 @@ def announce(loader: Any, part: Any, sampling: Any, options: Options, kwargs: Ma
     except ValueError as error:
         found.mistake = error
         message = {**message, "mistake": str(error)}
-    assert part.job is not None  # roles belong to a job
-    with store_needed(part.job):
-        roles.post(message)
+    roles.post(message)
     return found
 
 

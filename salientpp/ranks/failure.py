@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -37,6 +37,15 @@ def failure_key(prefix: str) -> str:
 
 class RankFailure(RuntimeError):
     """Another rank failed, left or stopped answering. The text names the rank, the place and the reason."""
+
+
+@contextlib.contextmanager
+def store_needed(job: Job) -> Iterator[None]:
+    """Wraps accesses to a job's store that must succeed. Raises RankFailure if the store is gone."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise RankFailure(job.reason_of_lost_store()) from error
 
 
 class FailureNotes:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from salientpp.processes import forks
-from salientpp.ranks.failure import RankFailure, script_error
+from salientpp.ranks.failure import RankFailure, script_error, store_needed
 from salientpp.ranks.greeting import is_hosted_here
 from salientpp.ranks.job import Job
 
@@ -93,11 +93,9 @@ class Roles:
             RankFailure: the job's store is gone.
         """
         if self.speaks and self._forks == forks():
-            try:
+            job = self._job()  # None: a loader that outlived its job is dropped
+            with contextlib.nullcontext() if job is None else store_needed(job):
                 self._store.set(f"{_PREFIX}/{next(self._posted)}", json.dumps(message))
-            except dist.DistError as error:
-                job = self._job()
-                raise RankFailure("the job's store is gone" if job is None else job.reason_of_lost_store()) from error
 
     def number_of_loader(self) -> int:
         """Returns the number by which messages name a new loader."""

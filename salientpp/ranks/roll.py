@@ -18,7 +18,7 @@ import torch.distributed as dist
 from salientpp.processes import connecting
 from salientpp.ranks import greeting
 from salientpp.ranks.facts import check_same
-from salientpp.ranks.failure import RankFailure, failure_key, in_words
+from salientpp.ranks.failure import RankFailure, failure_key, in_words, store_needed
 from salientpp.ranks.groups import Circle, Groups
 from salientpp.ranks.job import Job
 from salientpp.ranks.job_store import attempt
@@ -288,12 +288,3 @@ def words_of(error: BaseException) -> str:
 def _astray_key(rank: int) -> str:
     """Returns the key of the note that :func:`go_astray` leaves."""
     return f"salientpp/astray/{rank}"
-
-
-@contextlib.contextmanager
-def store_needed(job: Job) -> Iterator[None]:
-    """Wraps accesses to a job's store while a loader is made. Raises RankFailure if the store is gone."""
-    try:
-        yield
-    except dist.DistError as error:
-        raise RankFailure(job.reason_of_lost_store()) from error

@@ -68,12 +68,9 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
         watch = _Watch(pipe, told, storage)
         try:
             storage.serve(watch.look)
-        except RankFailure as error:
-            if isinstance(error.__cause__, dist.DistError):
+        except Exception as error:
+            if isinstance(error, RankFailure) and isinstance(error.__cause__, dist.DistError):
                 raise RankFailure(job.reason_of_lost_store()) from error
-            time.sleep(_STAY_SECONDS)
-            raise
-        except Exception:
             time.sleep(_STAY_SECONDS)
             raise
         watch.report()
