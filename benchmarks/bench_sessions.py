@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from common import generated, spread, write_results
 from session_jobs import PERIOD, Job, JobSpec, epochs_of
-from storage_hosts import TOKEN, Hosts, serving, until
+from storage_hosts import TOKEN, Hosts, serving
+from storage_server import until
 
 import salientpp
 

@@ -32,7 +32,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,7 @@ import storage_memory
 import torch
 import torch.distributed as dist
 from cluster import Cluster, link_counts, unavailable
-from common import spread, write_results
-from torch.nn.functional import cross_entropy
+from common import spread, train, write_results
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -207,14 +206,6 @@ def be_host(rank: int, root: str, form: Form, arguments: argparse.Namespace) -> 
     figures["memory"] = loader.memory_used()
     dist.barrier(part.trainers)
     return figures
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> None:
-    for batch in batches:
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        optimizer.zero_grad()
-        cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        optimizer.step()
 
 
 def together(turns: list[list[dict[str, Any]]], joined: list[list[dict[str, Any]]]) -> dict[str, Any]:

@@ -19,15 +19,13 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cluster import Cluster, unavailable
-from common import spread, write_results
+from common import spread, train, write_results
 from mapped import resident_lists
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -160,14 +158,6 @@ def make_loader(root: str, rank: int, arguments: argparse.Namespace, depth: int)
         part, FANOUTS, seeds, batch_size=arguments.batch_size, shuffle=True, seed=0, num_workers=1, depth=depth,
         replication_factor=arguments.alpha,
     )  # fmt: skip
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> None:
-    for batch in batches:
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        optimizer.zero_grad()
-        cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        optimizer.step()
 
 
 def traffic(loader: NeighborLoader) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import torch_geometric
 import torch_geometric.typing
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGLoader
@@ -269,3 +270,12 @@ def spread(values: list[float]) -> dict[str, float]:
     """Returns the median, the quartiles and the number of values."""
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
     return {"median": statistics.median(values), "low": quartiles[0], "high": quartiles[2], "repeats": len(values)}
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> None:
+    """Trains an epoch on batches whose first vertices are the seeds."""
+    for batch in batches:
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        optimizer.zero_grad()
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()

@@ -19,7 +19,8 @@ from typing import Any
 import distributed
 import pytest
 import torch
-from storage_hosts import TOKEN, Hosts, serving, until
+from storage_hosts import TOKEN, Hosts, serving
+from storage_server import until
 
 import salientpp
 from salientpp import NeighborLoader

@@ -9,8 +9,9 @@ from typing import Any
 
 import distributed
 import pytest
-from storage_hosts import TOKEN, Hosts, serving, until
+from storage_hosts import TOKEN, Hosts, serving
 from storage_laws import BY_PART, NUM_HOSTS, OTHERS, PARTS, epochs_of, planned, resumed, together, uses
+from storage_server import until
 
 from salientpp.testing.topology import CASES, SOME, directories
 

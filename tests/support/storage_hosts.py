@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,12 +111,3 @@ def serving(root: Path, number: int, folder: Path, *options: str) -> Iterator[Ho
         yield hosts
     finally:
         hosts.stop()
-
-
-def until(holds: Any, seconds: float = 60.0) -> float:
-    """Waits until ``holds()`` is true. Returns the seconds that it took."""
-    begin = time.monotonic()
-    while not holds():
-        assert time.monotonic() < begin + seconds, "it did not happen in time"
-        time.sleep(0.02)
-    return time.monotonic() - begin
