@@ -123,13 +123,15 @@ class Engine:
 
         If other ranks hold some neighbour lists, the call is collective.
         """
-        begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
+        source, tiers = self.basis.source, self.producer.fetch.tiers
+        clock = time.process_time if source.drawing.is_collective else time.thread_time
+        begun = clock()
         batches = [self.basis.epochs.pieces(0, turn) for turn in self.basis.trial_turns]
         if not source.drawing.is_collective:  # in this thread, whose time is measured
             tried = [self.producer.drawn(pieces) for pieces in batches]
         else:
             tried = source.drawing.draw_each(batches, self.producer.noted)
-        seconds = (time.thread_time() - begun) / max(1, len(tried))
+        seconds = (clock() - begun) / max(1, len(tried))
         return price_of(tried, tiers, source.row_bytes, source.exchange.wire_dtype.itemsize, self.ways, seconds)
 
     def move_to(self, epoch: int) -> bool:
@@ -223,7 +225,9 @@ class Engine:
                 memory[name] = memory.get(name, 0) + number
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
         waiting = self.producer.waits * self.producer.stages.bytes_of_waiting
-        batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting
+        # A size that is known in advance includes the sample.
+        samples = 0 if self._run is None or bytes_of_batch or not self.basis.on_host else self._run.sample_bytes
+        batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting + samples
         exchange = fetch.served.bytes_under_way(held) + self.basis.source.exchange.buffers.bytes_allocated
         return {**memory, "graph": graph, "batches": batches, "exchange": exchange}
 

@@ -107,6 +107,7 @@ def free_working_memory(data: Any) -> None:
     if isinstance(data, PartitionedGraph):
         if data.topology == "whole" and not data.is_hetero:
             data.graph.forget_transpose()  # as large as the topology
+        data.stored_vip.release_pages()
         return_freed_memory()
 
 

@@ -290,3 +290,40 @@ def test_a_device_does_not_draw_from_lists_in_parts(root):
     reason = "neighbor_sampler='device' excludes a dataset directory with topology='parts': the kernels need all neighbour lists, and a rank "
     reason += "has those of its part; "
     assert distributed.run(_on_device, 3, root) == [f"{reason}leave one of them out"] * 3
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def _trials(rank: int, root: str) -> tuple[set[str], list[str]]:
+    """Returns the names of the threads that draw trial batches, and those of all threads afterwards."""
+    basis = loader_of(root).engine.basis
+    batches = [basis.epochs.pieces(0, turn) for turn in basis.trial_turns]
+    drew = basis.source.drawing.draw_each(batches, lambda mfg: threading.current_thread().name)
+    end = time.monotonic() + 60
+    while any(each.name.startswith("salientpp-draw") for each in threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return set(drew), [each.name for each in threading.enumerate()]
+
+
+def test_trial_batches_are_drawn_in_a_thread_that_ends_with_its_tables(root):
+    for drew, alive in distributed.run(_trials, 3, root):
+        assert drew == {"salientpp-draw_0"}
+        assert not any(name.startswith("salientpp-draw") for name in alive)
+
+
+def _sample_bytes(rank: int, root: str, workers: int) -> tuple[list[int], int, int]:
+    """Returns the bytes of ``batches`` after each batch, the smallest sample, and the bytes after the epoch."""
+    loader = loader_of(root, num_workers=workers)
+    found, smallest = [], 10**12
+    for batch in loader:
+        found.append(loader.memory_used()["batches"])
+        smallest = min(smallest, batch.n_id.nbytes + batch.edge_index.nbytes)
+    return found, smallest, loader.memory_used()["batches"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_counts_the_samples_of_batches_in_flight(root, workers):
+    for found, smallest, after in distributed.run(_sample_bytes, 3, root, workers):
+        assert found[0] >= smallest, "after the first batch, others are in flight"
+        assert after == 0, "rows of these batches are too small for the pool"

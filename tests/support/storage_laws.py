@@ -84,6 +84,9 @@ def planned(rank: int, root: Path, form: str, storage: Where) -> list[Any]:
         assert loader.memory_used()["cache"] <= 4000
         if storage:
             assert loader.stats().rows_cache > 0, options
+        if storage and "memory" in options:
+            rows, tables = len(loader.cache), 4 * loader.data.num_vertices
+            assert loader.memory_used()["cache"] + 8 * rows + min(tables, 2000) <= 4000, options
         found.append(epochs)
     return found
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from salientpp.processes import Threads
 from salientpp.sampling.in_rounds import Round, answer_joined
 from salientpp.sampling.packets import NO_BYTES, pack, unpack
 from salientpp.sampling.part_topology import Drawing, Packets, PartTopology
@@ -44,6 +45,8 @@ def draw_together(
 
     Collective: all ranks call it, each with drawings of its own, of any number.
     """
+    # A thread that draws keeps a table with an entry for each vertex. This one ends with the call, and its table with it.
+    thread = Threads(1, "salientpp-draw")
     found: dict[int, Any] = {}
     waiting: dict[int, Round] = {}
     remaining, is_last, number = iter(drawings), False, 0
@@ -59,12 +62,12 @@ def draw_together(
             drawing = next(remaining, None)
             is_last = drawing is None
             if drawing is not None:
-                note(number, Round.begin(drawing, measure))
+                note(number, thread.submit(Round.begin, drawing, measure).result())
                 number += 1
         rounds, waiting = waiting, {}
         answers, goes_on = _one_round(topology, exchange, list(rounds.values()), bool(rounds) or not is_last)
         for (at, step), of_step in zip(rounds.items(), answers):
-            note(at, step.end(of_step))
+            note(at, thread.submit(step.end, of_step).result())
         if not goes_on:
             return [found[at] for at in range(number)]
 

@@ -71,10 +71,10 @@ class PartitionedGraph(PygNames, WithRoles):
             self.description = Description.of(manifest)
             self.arrays = arrays or Arrays(root, manifest["files"])
             self._topology = Topology(self.arrays, self.description)
-            self._vip = StoredVip(self.arrays, self.description, self._topology, self.fingerprint)
+            self.stored_vip = StoredVip(self.arrays, self.description, self._topology, self.fingerprint)
         else:
             self.description, self.arrays = whole.description, whole.arrays
-            self._topology, self._vip = whole._topology, whole._vip
+            self._topology, self.stored_vip = whole._topology, whole.stored_vip
         vertices, edges = self.description.node_types, self.description.edge_types
         self.node_types, self.is_hetero = [type_.name for type_ in vertices], vertices[0].name is not None
         self.edge_types, self.topology = [type_.name for type_ in edges], self.description.topology
@@ -284,7 +284,7 @@ class PartitionedGraph(PygNames, WithRoles):
         It is for the workload that the graph was partitioned with. Being a seed does not count. If the part joins
         several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
         """
-        return self._vip.of(_vertices(self, type_), self._stored(part_id))
+        return self.stored_vip.of(_vertices(self, type_), self._stored(part_id))
 
     def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
         """Returns :meth:`vip` of every type if the stored values are for ``workload``, else None.
@@ -292,12 +292,12 @@ class PartitionedGraph(PygNames, WithRoles):
         ``workload`` has the arguments of :meth:`StoredVip.is_of` after ``stored``. With topology 'parts', nothing is
         computed: the result is also None if the directory has no probabilities of joined parts.
         """
-        return self._vip.of_workload(self._stored(part_id), *workload)
+        return self.stored_vip.of_workload(self._stored(part_id), *workload)
 
     def keep_vip(self, part_id: int, vip: Mapping[str | None, Tensor], *workload: Any) -> None:
         """Stores probabilities for later :meth:`vip` calls, if ``workload`` is the one that the graph was partitioned with."""
-        if self._vip.is_of(self._stored(part_id), *workload):
-            self._vip.keep(self._stored(part_id), vip)
+        if self.stored_vip.is_of(self._stored(part_id), *workload):
+            self.stored_vip.keep(self._stored(part_id), vip)
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False, sums: ListSums | None = None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from salientpp.files import replace_file
+from salientpp.graph.mapped import releaser
 from salientpp.processes import lazy
 from salientpp.store.directory.columns import vertex_split
 from salientpp.store.directory.description import PARTS, Description, VertexType
@@ -51,6 +52,12 @@ class StoredVip:
         if self.find(stored) is None:
             self.keep(stored, self._compute(stored))
         return self._joined[stored][vertices.name]
+
+    def release_pages(self) -> None:
+        """Releases the pages of probabilities that were read from files. They are read again on the next use."""
+        for of_type in self._joined.values():
+            for vip in of_type.values():
+                releaser(vip)()
 
     @lazy
     def _joined(self) -> dict[range, dict[str | None, Tensor]]:

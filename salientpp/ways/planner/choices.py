@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from salientpp import ops
 from salientpp.arguments import as_real
 from salientpp.engine.way import Way
 from salientpp.ranks.partition_book import PartitionBook
@@ -16,6 +17,9 @@ from salientpp.ways.lookahead.shape import check_lookahead
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.sums.plan import REDUCTIONS
 from salientpp.ways.sums.way import SumsOfRows
+
+#: Bytes of the id of a cached row.
+_ID_BYTES = 8
 
 #: Shares of the device's budget that the part's own rows may take. Cached rows take the rest.
 OWN_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -113,6 +117,21 @@ def index_bytes_of(num_vertices: int, num_parts: int) -> int:
     return 8 * -(-num_vertices // 32) + num_parts
 
 
+def beside_copies(memory: int, num_vertices: int, num_threads: int, row_bytes: int) -> int:
+    """Returns the bytes of a budget that a host without rows of its own needs beside copies, so that the budget bounds its whole memory but for batches.
+
+    These are the ids of cached rows, and the tables of the threads that draw, which get at most half of the budget.
+
+    Args:
+        num_vertices: of all types.
+        num_threads: threads of the host that draw.
+        row_bytes: bytes of the smallest row.
+    """
+    table = 4 * num_vertices
+    tables = min(num_threads * table if table <= ops.MAP_BUDGET_BYTES else 0, memory // 2)
+    return tables + -(-(memory - tables) * _ID_BYTES // (_ID_BYTES + max(1, row_bytes)))
+
+
 @dataclass(frozen=True)
 class Budget:
     """Memory that copies may take, and the methods that this loader can use.
@@ -122,6 +141,7 @@ class Budget:
         device_memory: bytes of a rank's device.
         all_rows: bytes of all rows of other parts. A larger cache holds no more.
         index: bytes of the index of cached rows, which every cache needs beside its rows.
+        beside: bytes of the budget that are not for copies. See :func:`beside_copies`.
         looks_ahead: True if a lookahead cache is possible.
         prior: bytes of the probabilities that a lookahead cache needs beside its share of the budget.
         sums: reduction that sums may use; None: no sums.
@@ -132,6 +152,7 @@ class Budget:
     device_memory: int = 0
     all_rows: int = 0
     index: int = 0
+    beside: int = 0
     looks_ahead: bool = True
     prior: int = 0
     sums: str | None = None
@@ -144,7 +165,7 @@ class Budget:
     def _all(self) -> Iterator[Choice]:
         for own, cached in self._on_device():
             # Copies on the device have an index of their own, which the host holds too.
-            left = self.memory - (2 if cached else 1) * self.index
+            left = self.memory - self.beside - (2 if cached else 1) * self.index
             cache, ahead = (max(0, min(left - beside, self.all_rows)) for beside in (0, self.prior))
             cache = ahead if self.given.get("lookahead") else cache
             on_device: dict[str, Any] = {"device_rows": own, "device_cache": cached}

@@ -10,7 +10,7 @@ import pytest
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
-from salientpp.ways.planner.choices import Budget, Choice
+from salientpp.ways.planner.choices import Budget, Choice, beside_copies
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.plan import best_of, slowest
@@ -27,6 +27,18 @@ def test_no_choice_takes_more_than_the_budget():
             index = 0 if not choice.cache else (2 if choice.device_cache else 1) * ALL.index
             assert choice.cache + index <= memory
             assert choice.device_rows + choice.device_cache <= ALL.device_memory
+
+
+@pytest.mark.parametrize(("memory", "vertices"), [(10**6, 20_000), (10**5, 20_000), (10**6, 10**9), (0, 20_000)])
+def test_a_host_that_only_trains_has_its_ids_and_tables_within_the_budget(memory, vertices):
+    threads, row = 2, 92
+    beside = beside_copies(memory, vertices, threads, row)
+    (choice,) = Budget(memory, beside=beside, all_rows=10**9, looks_ahead=False).choices()
+    # Above 512 MiB, a thread uses a table of the batch.
+    tables = min(threads * 4 * vertices if vertices < 10**8 else 0, memory // 2)
+    needed = choice.cache + 8 * (choice.cache // row) + tables
+    assert needed <= memory
+    assert memory - needed <= 0.01 * memory, "nothing else is kept free"
 
 
 def test_choices_differ_and_begin_with_the_static_cache():
