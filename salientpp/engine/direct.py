@@ -98,7 +98,6 @@ class Direct:
     """
 
     in_flight = 0
-    states = ()
 
     def __init__(self, maker: BatchMaker, is_ahead: bool) -> None:
         self._maker, self._is_ahead = maker, is_ahead

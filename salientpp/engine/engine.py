@@ -225,9 +225,7 @@ class Engine:
                 memory[name] = memory.get(name, 0) + number
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
         waiting = self.producer.waits * self.producer.stages.bytes_of_waiting
-        # A size that is known in advance includes the sample.
-        samples = 0 if self._run is None or bytes_of_batch or not self.basis.on_host else self._run.sample_bytes
-        batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting + samples
+        batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting
         exchange = fetch.served.bytes_under_way(held) + self.basis.source.exchange.buffers.bytes_allocated
         return {**memory, "graph": graph, "batches": batches, "exchange": exchange}
 

@@ -120,11 +120,6 @@ class Pipeline:
         """Number of batches that have entered and have not been delivered."""
         return sum(state is not None for state in self._waiting)
 
-    @property
-    def states(self) -> list[Any]:
-        """States of the batches in flight. Any thread may ask for them."""
-        return [waiting[0] for waiting in self._waiting if waiting is not None]
-
     def replace(self, function: Callable[[Any], Any]) -> None:
         """Replaces the state of every batch in flight by ``function(state)``, between two ticks."""
         for i, waiting in enumerate(self._waiting):

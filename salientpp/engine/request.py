@@ -38,17 +38,6 @@ class Request:
         """False if this rank has left the epoch. The batch then runs none of the user's code, and requests nothing."""
         return self.attendance is None or not self.attendance.has_left
 
-    @property
-    def drawn(self) -> Any:
-        """What :meth:`result` returns, if a thread has already made it; else None."""
-        sampling = self.sampling
-        if isinstance(sampling, Undone) or not sampling.done():
-            return None
-        try:
-            return sampling.result()
-        except BaseException:  # whoever needs the batch gets the error
-            return None
-
     def result(self) -> Any:
         """Waits for the sampled batch, and returns it. Returns a :class:`Round` if the draw must ask other ranks, or an empty state if the rank has left."""
         if self.attendance is None or self.is_wanted:

@@ -32,7 +32,7 @@ from salientpp.engine.pipeline import Pipeline, StageError
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.request import Request
 from salientpp.engine.spans import flush_all
-from salientpp.engine.stages import LAST_STAGE, Finished, sample_bytes
+from salientpp.engine.stages import LAST_STAGE, Finished
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.engine.trace import traced
 from salientpp.processes import Lock, lazy, outside_inference
@@ -285,11 +285,6 @@ class Run:
     def queued(self) -> tuple[int, int]:
         """Numbers of batches that are drawn, or being drawn, before they enter the pipeline, and of batches in it."""
         return len(self._ahead), self._pipeline.in_flight
-
-    @property
-    def sample_bytes(self) -> int:
-        """Bytes of the samples of the batches that are drawn or in the pipeline, without their rows. Any thread may ask for them."""
-        return sample_bytes([*self._pipeline.states, *(request.drawn for request in list(self._ahead))])
 
     @property
     def is_under_way(self) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,22 +149,6 @@ class Finished:
     contents: Contents | None = None
 
 
-def sample_bytes(states: Iterable[Any]) -> int:
-    """Returns the bytes of the samples of batches in flight, and of the places of their rows, but not of the rows.
-
-    Args:
-        states: of batches, as the stages or :class:`~salientpp.engine.direct.BatchMaker` make them. Others count as nothing.
-    """
-    drawn = [getattr(state, "sampled", state) for state in states]
-    return _bytes_in([[getattr(each, "mfg", None), getattr(each, "places", None)] for each in drawn])
-
-
-def _bytes_in(state: Any) -> int:
-    """Returns the bytes of the memory behind all tensors in a state. Memory that tensors share counts once."""
-    memory = (tensor.untyped_storage() for tensor in tensors_in(state))
-    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
-
-
 @dataclass
 class BatchStages:
     """The ten stages of one engine.
@@ -235,8 +219,8 @@ class BatchStages:
         if request.draws is not None and sampled.batch is not None:
             for way in self.ways:
                 way.on_waiting(request.draws, request.index, sampled.places)
-            held = _bytes_in([sampled.batch, sampled.mfg, sampled.places])
-            self.bytes_of_waiting = max(self.bytes_of_waiting, held)
+            held = {part.data_ptr(): part.nbytes for part in tensors_in([sampled.batch, sampled.mfg, sampled.places])}
+            self.bytes_of_waiting = max(self.bytes_of_waiting, sum(held.values()))
         return dataclasses.replace(request, sampling=Undone(lambda: sampled))
 
     def _drawn(self, request: Request) -> Sampled:

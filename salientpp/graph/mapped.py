@@ -112,7 +112,10 @@ def _untouched(ranges: set[str]) -> set[str]:
                 left.discard(inside)
                 if line.split()[1] == "0":
                     found.add(inside)
+            elif inside is not None and name == "Swap:":  # later; written pages may be there
+                if line.split()[1] != "0":
+                    found.discard(inside)
+                inside = None
                 if not left:
                     break
-                inside = None
     return found

@@ -251,10 +251,9 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         Each tier has an entry. ``graph`` is the topology, where memory-mapped arrays count in full. ``batches`` are in the pipeline, and ``exchange`` are rows
         on their way from or to other ranks. ``lookahead`` adds the index of the cache, the ids of the planned batches and the probabilities.
 
-        On the CPU, ``batches`` is the memory that the pool of buffers holds, and the samples of the batches that are drawn. On another device it is an upper
-        bound: the size of the largest batch so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper
-        bound that is known before the first batch, for batches that do not exceed the size. With ``lookahead`` and a topology in parts, ``batches`` includes
-        the drawn batches that wait.
+        On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
+        so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the
+        first batch, for batches that do not exceed the size. With ``lookahead`` and a topology in parts, ``batches`` includes the drawn batches that wait.
         """
         return self.engine.memory()
 

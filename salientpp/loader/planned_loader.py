@@ -20,6 +20,7 @@ from salientpp.loader.announcement import Announced
 from salientpp.loader.construction import engine_together, free_working_memory, reported, ways_of
 from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.values import EXCLUDED, Options, is_given
+from salientpp.ops import MAP_BUDGET_BYTES
 from salientpp.processes import outside_inference
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.facts import check_same
@@ -28,7 +29,7 @@ from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.lookahead.planner import prior_bytes
 from salientpp.ways.planner.calibrate import measure_few
-from salientpp.ways.planner.choices import Budget, Choice, beside_copies, index_bytes
+from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import MemoryPlan
 from salientpp.ways.sums.check import why_no_sums
@@ -82,7 +83,7 @@ class Planning:
             raise ValueError(
                 "cannot load this state: its plan uses sums, which change batches; make the loader with memory={'host': ..., 'allow': ['sums']}"
             )
-        amounts = choice.cache, choice.device_rows + choice.device_cache
+        amounts = choice.cache + self.plan.beside, choice.device_rows + choice.device_cache
         budgets = self.options.memory, self.options.memory_device
         fits = all(budget is None or amount <= budget for amount, budget in zip(amounts, budgets))
         return choice if fits else None
@@ -139,12 +140,7 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
     sums = bool(books) and "sums" in options.memory_allow and why_no_sums(data, source) is None
     sums = sums and not _is_excluded("partial_aggregation", options)
-    beside = 0
-    if basis.epochs.placement.num_storage_ranks and books:
-        vertices = sum(book.num_vertices for book in source.books.values())
-        threads = max(1, basis.num_workers) * basis.ranks_on_host
-        beside = beside_copies(options.memory or 0, vertices, threads, min(row_bytes[type_] for type_ in books))
-    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, "beside": beside}
+    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, **_beside_copies(basis)}
     told = comm.gather_facts(own, task="plan its memory")
     looks_ahead, prior = all(facts["looks_ahead"] for facts in told), 0
     if looks_ahead and options.memory and given.get("cache", 1):
@@ -157,12 +153,28 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
         device_memory=options.memory_device or 0,
         all_rows=max(facts["all_rows"] for facts in told),
         index=index_bytes(books.values()),
-        beside=max(facts["beside"] for facts in told),
+        **{name: max(facts[name] for facts in told) for name in ("tables", "num_rows", "row_bytes")},
         looks_ahead=looks_ahead,
         prior=prior,
         sums="mean" if all(facts["sums"] for facts in told) else None,
         given=given,
     )
+
+
+def _beside_copies(basis: Basis) -> dict[str, int]:
+    """Returns those fields of :class:`Budget` by which the budget of a rank that only trains is for all its memory but batches. They are 0 for other ranks."""
+    source, placement = basis.source, basis.epochs.placement
+    books = [source.books[type_] for type_ in source.travelling]
+    if not (placement.num_storage_ranks and placement.logical_ranks and books):
+        return {"tables": 0, "num_rows": 0, "row_bytes": 0}
+    # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
+    table = 4 * sum(book.num_vertices for book in source.books.values())
+    has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
+    return {
+        "tables": has_tables * table * max(1, basis.num_workers) * basis.ranks_on_host,
+        "num_rows": sum(book.num_vertices for book in books),
+        "row_bytes": max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
+    }
 
 
 def _is_excluded(option: str, options: Options) -> bool:

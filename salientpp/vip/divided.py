@@ -290,8 +290,9 @@ class DividedListSums(ListSums):
             asks, answers = _at(owner, flags[comm.rank], comm.size), _at(asking, flags[asking], comm.size)
             (num_asked, own_sizes), (length, sizes_of_owner) = sizes[comm.rank], sizes[owner]
             send = _NOTHING if asked is None else asked
-            received = comm.all_to_all(send, [flag * length for flag in asks], [flag * num_asked for flag in answers])
-            replies = answer(received.wait()) if flags[asking] else repeat(_NOTHING)
+            came = [flag * num_asked for flag in answers]
+            received = comm.all_to_all(send, [flag * length for flag in asks], came).wait()
+            replies = answer(received) if flags[asking] else repeat(_NOTHING)
             del asked, send, received
             for chunk, (number, height) in enumerate(zip(own_sizes, sizes_of_owner)):
                 counts = [flag * number for flag in answers], [flag * height for flag in asks]

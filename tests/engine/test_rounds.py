@@ -310,20 +310,3 @@ def test_trial_batches_are_drawn_in_a_thread_that_ends_with_its_tables(root):
     for drew, alive in distributed.run(_trials, 3, root):
         assert drew == {"salientpp-draw_0"}
         assert not any(name.startswith("salientpp-draw") for name in alive)
-
-
-def _sample_bytes(rank: int, root: str, workers: int) -> tuple[list[int], int, int]:
-    """Returns the bytes of ``batches`` after each batch, the smallest sample, and the bytes after the epoch."""
-    loader = loader_of(root, num_workers=workers)
-    found, smallest = [], 10**12
-    for batch in loader:
-        found.append(loader.memory_used()["batches"])
-        smallest = min(smallest, batch.n_id.nbytes + batch.edge_index.nbytes)
-    return found, smallest, loader.memory_used()["batches"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_memory_counts_the_samples_of_batches_in_flight(root, workers):
-    for found, smallest, after in distributed.run(_sample_bytes, 3, root, workers):
-        assert found[0] >= smallest, "after the first batch, others are in flight"
-        assert after == 0, "rows of these batches are too small for the pool"

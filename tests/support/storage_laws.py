@@ -80,6 +80,8 @@ def planned(rank: int, root: Path, form: str, storage: Where) -> list[Any]:
         {"memory": "4kB", "ranks_per_host": 2 + number_of(storage)},
     ):
         loader = make(root, CASES["three hops"], form, **how(storage), **options)
+        groups = loader.engine.basis.comm.groups
+        assert groups is None or not groups.under_way, "every message of the plan is waited for, and its memory freed"
         epochs = [epoch_of(loader) for _ in range(2)]
         assert loader.memory_used()["cache"] <= 4000
         if storage:

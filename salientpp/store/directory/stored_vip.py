@@ -55,7 +55,7 @@ class StoredVip:
 
     def release_pages(self) -> None:
         """Releases the pages of probabilities that were read from files. They are read again on the next use."""
-        for of_type in self._joined.values():
+        for of_type in [*self._joined.values()]:  # another thread may add some
             for vip in of_type.values():
                 releaser(vip)()
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from salientpp import ops
 from salientpp.arguments import as_real
 from salientpp.engine.way import Way
 from salientpp.ranks.partition_book import PartitionBook
@@ -117,21 +116,6 @@ def index_bytes_of(num_vertices: int, num_parts: int) -> int:
     return 8 * -(-num_vertices // 32) + num_parts
 
 
-def beside_copies(memory: int, num_vertices: int, num_threads: int, row_bytes: int) -> int:
-    """Returns the bytes of a budget that a host without rows of its own needs beside copies, so that the budget bounds its whole memory but for batches.
-
-    These are the ids of cached rows, and the tables of the threads that draw, which get at most half of the budget.
-
-    Args:
-        num_vertices: of all types.
-        num_threads: threads of the host that draw.
-        row_bytes: bytes of the smallest row.
-    """
-    table = 4 * num_vertices
-    tables = min(num_threads * table if table <= ops.MAP_BUDGET_BYTES else 0, memory // 2)
-    return tables + -(-(memory - tables) * _ID_BYTES // (_ID_BYTES + max(1, row_bytes)))
-
-
 @dataclass(frozen=True)
 class Budget:
     """Memory that copies may take, and the methods that this loader can use.
@@ -141,7 +125,8 @@ class Budget:
         device_memory: bytes of a rank's device.
         all_rows: bytes of all rows of other parts. A larger cache holds no more.
         index: bytes of the index of cached rows, which every cache needs beside its rows.
-        beside: bytes of the budget that are not for copies. See :func:`beside_copies`.
+        tables: bytes of the tables of the threads that draw, if the budget is for all memory of a host without rows of its own.
+        num_rows, row_bytes: number of the rows of other parts and bytes of the smallest, if the budget is also for the ids of cached rows. 0: it is not.
         looks_ahead: True if a lookahead cache is possible.
         prior: bytes of the probabilities that a lookahead cache needs beside its share of the budget.
         sums: reduction that sums may use; None: no sums.
@@ -152,11 +137,20 @@ class Budget:
     device_memory: int = 0
     all_rows: int = 0
     index: int = 0
-    beside: int = 0
+    tables: int = 0
+    num_rows: int = 0
+    row_bytes: int = 0
     looks_ahead: bool = True
     prior: int = 0
     sums: str | None = None
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def beside(self) -> int:
+        """Bytes of :attr:`memory` that are not for copies: tables, which get at most half, and the ids of as many cached rows as fit into the rest."""
+        tables = min(self.tables, self.memory // 2)
+        most = -(-(self.memory - tables) // (_ID_BYTES + self.row_bytes)) if self.row_bytes else 0
+        return tables + _ID_BYTES * min(most, self.num_rows)
 
     def choices(self) -> list[Choice]:
         """Returns the combinations to compare, each once. The first is the static cache in the whole budget."""

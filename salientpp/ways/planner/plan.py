@@ -98,7 +98,8 @@ def plan_together(
     saves = [max(0.0, chosen.cost.seconds - best_of(more).cost.seconds) for more in then]
     ordered = sorted(now, key=lambda line: line.cost.seconds)
     device_saves = saves[1] if len(saves) > 1 else None
-    return MemoryPlan(chosen, ordered, batch, machines, budget.memory, budget.device_memory, saves[0], device_saves)
+    of_budget = budget.memory, budget.device_memory, saves[0], device_saves
+    return MemoryPlan(chosen, ordered, batch, machines, *of_budget, beside=budget.beside)
 
 
 def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, int]:

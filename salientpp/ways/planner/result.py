@@ -60,6 +60,7 @@ class MemoryPlan:
         machines: the constants of the machines.
         memory, device_memory: the budget in bytes.
         saves, device_saves: seconds of an epoch that one more GiB would save. None: no budget was given.
+        beside: bytes of ``memory`` that are not for copies. Only ranks that store nothing have them.
         held: bytes that the rank holds, by the names of ``loader.memory_used()``. Empty: unknown.
         reason: why this combination was chosen.
     """
@@ -72,6 +73,7 @@ class MemoryPlan:
     device_memory: int
     saves: float | None = None
     device_saves: float | None = None
+    beside: int = 0
     held: Mapping[str, int] = field(default_factory=dict)
     reason: str = "the slowest rank's epoch is expected to take the least time"
 
@@ -84,9 +86,9 @@ class MemoryPlan:
     @property
     def exceeds(self) -> str:
         """Warning text if options that the user gave need more memory than the budget, else an empty text."""
-        if not self.memory or self.chosen.copies <= self.memory:
+        if not self.memory or self.chosen.copies + self.beside <= self.memory:
             return ""
-        needed, budget = format_bytes(self.chosen.copies), format_bytes(self.memory)
+        needed, budget = format_bytes(self.chosen.copies), format_bytes(self.memory - self.beside)
         return (
             f"the options that were given need {needed} per host for copies of rows, more than the budget of {budget}"
         )
@@ -108,6 +110,8 @@ class MemoryPlan:
             f"{format_bytes(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory
         ]
         yield f"copies per host: {' + '.join(of_host) or 'none'}, of {format_bytes(self.memory)}."
+        if self.beside:
+            yield f"{format_bytes(self.beside)} of the budget are for ids of cached rows and for tables of threads that draw."
         if self.device_memory or "device" in chosen.memory:
             yield f"copies on the device: {format_bytes(chosen.memory.get('device', 0))} of {format_bytes(self.device_memory)}."
         if self.exceeds:

@@ -7,10 +7,12 @@ import json
 
 import pytest
 
+from salientpp.loader.planned_loader import Planning
+from salientpp.loader.values import Options
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
-from salientpp.ways.planner.choices import Budget, Choice, beside_copies
+from salientpp.ways.planner.choices import Budget, Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.plan import best_of, slowest
@@ -29,16 +31,15 @@ def test_no_choice_takes_more_than_the_budget():
             assert choice.device_rows + choice.device_cache <= ALL.device_memory
 
 
-@pytest.mark.parametrize(("memory", "vertices"), [(10**6, 20_000), (10**5, 20_000), (10**6, 10**9), (0, 20_000)])
-def test_a_host_that_only_trains_has_its_ids_and_tables_within_the_budget(memory, vertices):
-    threads, row = 2, 92
-    beside = beside_copies(memory, vertices, threads, row)
-    (choice,) = Budget(memory, beside=beside, all_rows=10**9, looks_ahead=False).choices()
-    # Above 512 MiB, a thread uses a table of the batch.
-    tables = min(threads * 4 * vertices if vertices < 10**8 else 0, memory // 2)
-    needed = choice.cache + 8 * (choice.cache // row) + tables
-    assert needed <= memory
-    assert memory - needed <= 0.01 * memory, "nothing else is kept free"
+@pytest.mark.parametrize(("memory", "tables"), [(10**6, 160_000), (10**5, 160_000), (0, 160_000), (10**6, 0)])
+def test_a_host_that_only_trains_has_its_ids_and_tables_within_the_budget(memory, tables):
+    row = 92
+    budget = Budget(memory, tables=tables, num_rows=10**9, row_bytes=row, all_rows=10**12, looks_ahead=False)
+    (choice,) = budget.choices()
+    needed = choice.cache + 8 * (choice.cache // row) + min(tables, memory // 2)
+    assert memory - 200 <= needed <= memory or not memory, "no more is kept free than a row takes"
+    few = dataclasses.replace(budget, num_rows=10)
+    assert few.choices()[0].cache == memory - min(tables, memory // 2) - (80 if memory else 0)
 
 
 def test_choices_differ_and_begin_with_the_static_cache():
@@ -163,3 +164,15 @@ def test_results_of_once_are_kept_until_the_outermost_block_ends():
             assert basis.once("a", compute) == basis.once("a", compute) == 1
         assert basis.once("a", compute) == 1
     assert basis.once("a", compute) == 2
+
+
+def test_a_plan_counts_what_is_not_for_copies():
+    chosen = line(Choice(900), 1.0, {"cache": 900})
+    machines = Machines(Link(0.0, 1e9))
+    plan = MemoryPlan(chosen, [chosen], Batch(10, 100.0, 200.0, 100.0, 800.0), machines, 1000, 0, beside=100)
+    assert not plan.exceeds and "100 B of the budget are for ids of cached rows" in " ".join(str(plan).split())
+    exceeded = dataclasses.replace(plan, beside=101)
+    assert "need 900 B per host" in exceeded.exceeds and "more than the budget of 899 B" in exceeded.exceeds
+    planning = Planning(plan, Options(memory=1000), [])
+    assert planning.read(Choice(901).values) is None, "a plan of ranks that store too may fill the whole budget"
+    assert planning.read(Choice(900).values) == Choice(900)
