@@ -10,10 +10,11 @@ the same batches of one partition into four parts, and train a trimmed GraphSAGE
 * ``storage, lookahead`` and ``joined, lookahead``: the same memory, used by ``lookahead="auto"``.
 * ``storage, no cache``: as ``storage`` without a cache, as in the server-client modes of GLT and GiGL.
 * ``joined, 2 hosts``: two hosts train and store. Each holds half of the rows, and a cache with the same replication factor.
+* ``storage, larger cache``: as ``storage``, but a host that trains has a cache as large as all rows that a host of ``joined, 2 hosts`` holds.
 
-Ratios are to ``joined``, which has the same number of hosts and of cores as ``storage``, and as many bytes of rows on each host that trains. Its batches fetch
-rows over four links, those of ``storage`` over two. ``joined, 2 hosts`` has as many links and hosts that train as ``storage``, but each must hold half of the
-graph. ``logical_ranks=4`` makes the batches of all jobs equal, which sums over them check.
+Ratios are to ``joined``, and to ``joined, 2 hosts``. The first has the same number of hosts as ``storage``, and as many bytes of rows on each host that
+trains. Its batches fetch rows over four links, those of ``storage`` over two. The second has as many links and hosts that train as ``storage``, but each must
+hold half of the graph. ``logical_ranks=4`` makes the batches of all jobs equal, which sums over them check.
 
 Each turn starts every job again. Its first epoch is warm-up. A ratio is the median over turns of the ratio in one turn. All hosts share the cores of one
 machine: the network is delayed, computation is not. So every job has all cores.
@@ -75,6 +76,7 @@ def forms_of(alpha: float) -> dict[str, Form]:
         "joined, lookahead": Form(PARTS, 0, alpha / PARTS, "auto"),
         "storage, no cache": Form(TRAINERS, STORAGE, 0.0),
         "joined, 2 hosts": Form(TRAINERS, 0, alpha / TRAINERS),
+        "storage, larger cache": Form(TRAINERS, STORAGE, (1 + alpha) / TRAINERS),
     }
 
 
@@ -157,7 +159,7 @@ def measure_links(folder: Path, arguments: argparse.Namespace) -> Iterator[list[
                 raise RuntimeError(f"all jobs must give the same batches, but the sums over ids are {sorted(sums)}")
             of_link = {"megabytes_per_second": rate, "delay_ms": delay, "topology": topology}
             rows = [
-                {**of_link, "form": name, **asdict(form), **together(turns[name], turns["joined"])}
+                {**of_link, "form": name, **asdict(form), **together(turns[name], turns)}
                 for name, form in forms.items()
             ]
             for row in rows:
@@ -208,13 +210,19 @@ def be_host(rank: int, root: str, form: Form, arguments: argparse.Namespace) -> 
     return figures
 
 
-def together(turns: list[list[dict[str, Any]]], joined: list[list[dict[str, Any]]]) -> dict[str, Any]:
+#: Forms that others are compared with -> end of a ratio's name.
+COMPARED = {"joined": "ratio", "joined, 2 hosts": "ratio_to_2_hosts"}
+
+
+def together(turns: list[list[dict[str, Any]]], all_turns: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     """Returns the figures of a job: seconds of rank 0, which waits for all, and sums of counts over the ranks that train in the last turn."""
     row: dict[str, Any] = {}
     for work in WORKS:
-        own, other = ([spread(of_turn[0][work])["median"] for of_turn in of_form] for of_form in (turns, joined))
+        own = [spread(of_turn[0][work])["median"] for of_turn in turns]
         row[f"{work}_seconds"] = spread(own)
-        row[f"{work}_ratio"] = spread([ours / theirs for ours, theirs in zip(own, other, strict=True)])
+        for form, name in COMPARED.items():
+            other = [spread(of_turn[0][work])["median"] for of_turn in all_turns[form]]
+            row[f"{work}_{name}"] = spread([ours / theirs for ours, theirs in zip(own, other, strict=True)])
     ranks = turns[-1]
     row["batches"] = sum(of_rank["stats"].batches for of_rank in ranks)
     row["rows_remote"] = sum(of_rank["stats"].rows_remote for of_rank in ranks)
@@ -244,7 +252,8 @@ def tell(row: dict[str, Any]) -> None:
     print(
         f"{row['megabytes_per_second']:g} MB/s, {row['delay_ms']:g} ms, {row['topology']:5} {row['form']:17}: loading "
         f"{row['loading_seconds']['median']:.2f} s, ratio {loading['median']:.2f} ({loading['low']:.2f} to {loading['high']:.2f}), training "
-        f"{row['training_seconds']['median']:.2f} s, ratio {training['median']:.2f}, {row['rows_remote']:,} rows, {received['link_bytes'] / 1e6:.1f} MB, "
+        f"{row['training_seconds']['median']:.2f} s, ratio {training['median']:.2f}, to 2 joined hosts {row['loading_ratio_to_2_hosts']['median']:.2f} and "
+        f"{row['training_ratio_to_2_hosts']['median']:.2f}, {row['rows_remote']:,} rows, {received['link_bytes'] / 1e6:.1f} MB, "
         f"{received['link_over_counted']:.4f} of counted, other {received['other_over_counted']:.4%}, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )

@@ -19,6 +19,7 @@ from drawing import (
     score,
     sessions,
     split,
+    storage,
     together,
     topology,
     training,
@@ -37,6 +38,7 @@ PAGES = (
     scale,
     score,
     sessions,
+    storage,
     split,
     gpu,
 )

@@ -2,8 +2,9 @@
 
 :func:`of_trainers`: two ranks train with a memory budget, on a large graph that two ranks store, with the topology in parts. *Beyond libraries* is the resident
 memory of a process minus what it had before it opened the graph. A first job on a small graph in the same process has loaded all libraries by then. The law:
-without the memory of batches on their way (``batches`` and ``exchange`` of ``memory_used()`` at the same moment), it never exceeds the budget in an epoch.
-The figures divide the excess into pages mapped from files, ids of cached rows, tables of threads that draw, and other pages.
+without the memory of batches on their way, it never exceeds the budget in an epoch. That memory is ``batches`` and ``exchange`` of ``memory_used()`` at the
+same moment (rows), and the ids and edges of the largest sample for each batch that is drawn or in the pipeline, and for the one that the loop has.
+The budget includes the ids of cached rows and the table of the thread that draws. The figures also name pages that are mapped from files.
 
 :func:`of_slow_trainer`: a rank trains on one rank's rows with fanouts [50, 50], and sleeps after each batch or does not. The law: the anonymous memory of the
 rank that stores does not grow from batch to batch, and is no larger if the other rank sleeps.
@@ -87,15 +88,20 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
         loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
     while_made, made = watch.peak() - libraries, resident() - libraries
     reset_peak()
-    with Watch(lambda: sum(loader.memory_used()[name] for name in ("batches", "exchange"))) as watch:
-        for _ in itertools.islice(loader, batches):
-            pass
+    samples = [0]
+
+    def in_flight() -> int:
+        rows = sum(loader.memory_used()[name] for name in ("batches", "exchange"))
+        return rows + max(samples) * (1 + sum(loader.engine.queued))
+
+    with Watch(in_flight) as watch:
+        for batch in itertools.islice(loader, batches):
+            samples.append(batch.n_id.nbytes + batch.edge_index.nbytes + batch.e_id.nbytes)
         peak, held, stats = resident_bytes(peak=True) - libraries.total, loader.memory_used(), loader.stats()
     in_epoch = max((sample - libraries for sample in watch.samples.values()), key=lambda sample: sample.beside)
     beside = {
         "ids_of_cache_bytes": 8 * len(loader.cache),
-        # Of the thread that draws, and of the main thread, in which the plan draws trial batches.
-        "tables_of_drawing_bytes": 2 * min(4 * part.num_vertices, 2**29),
+        "tables_of_drawing_bytes": min(4 * part.num_vertices, 2**29),  # of the thread that draws
     }
     return {
         "libraries": asdict(libraries),
@@ -106,7 +112,8 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
         "budget_bytes": budget,
         "over_law_bytes": in_epoch.beside - budget,
         **beside,
-        "other_anonymous_bytes": in_epoch.beside - in_epoch.mapped - budget - sum(beside.values()),
+        "cached_bytes": held["cache"],
+        "other_anonymous_bytes": in_epoch.beside - in_epoch.mapped - held["cache"] - sum(beside.values()),
         "memory_used": held,
         "batches": stats.batches,
         "rows_cache": stats.rows_cache,
