@@ -61,25 +61,27 @@ class ColumnPlan:
         """Names of the columns to stage, ascending."""
         return tuple(self.types)
 
-    def prepare(self, batch: Any, keys: Sequence[str], where: Callable[[int], str]) -> Any:
-        """Returns a record batch with the columns ``keys`` as they are and the staged columns in their types, nulls filled.
+    def prepare(self, batch: Any, where: Callable[[int], str]) -> Any:
+        """Returns a record batch whose staged columns have their types and no nulls that ``fill`` replaces. Other columns, such as keys, stay as they are.
 
         Raises ValueError if a value does not fit its type.
         """
         import pyarrow
 
-        arrays = {name: batch.column(name) for name in keys}
-        for name, type_ in self.types.items():
+        arrays = []
+        for name, array in zip(batch.schema.names, batch.columns):
+            if name not in self.types:
+                arrays.append(array)
+                continue
             try:
-                array = as_staged(batch.column(name), type_, name in self._moments)
-                if name in self.fill:
-                    array = array.fill_null(self.fill[name])
+                staged = as_staged(array, self.types[name], name in self._moments)
             except pyarrow.ArrowInvalid as error:
                 raise ValueError(
-                    f"{where(0)} or a row after it: column {name!r} must fit {type_} ({first_line(error)}); correct it, or name it in drop of [{self.title}]"
+                    f"{where(0)} or a row after it: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, or name it in drop of "
+                    f"[{self.title}]"
                 ) from error
-            arrays[name] = array
-        return pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+            arrays.append(staged.fill_null(self.fill[name]) if name in self.fill else staged)
+        return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 def staged_type(type_: Any) -> tuple[str, Any] | None:

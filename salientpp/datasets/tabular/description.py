@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> TableGraph:
     In a mapping, tables may also be objects with ``__arrow_c_stream__`` (of pyarrow, pandas, polars, DuckDB), and names of relations may be tuples.
 
     Raises:
-        ValueError: the description is wrong. The text names the entry.
-        OSError: the file cannot be read.
+        ValueError: the file cannot be read, or the description is wrong. The text names the file or the entry.
     """
     if isinstance(source, Mapping):
         return _graph_of(dict(source), "tables", Path())
@@ -135,7 +135,11 @@ def _text_of(nodes: Sequence[NodeTable], edges: Sequence[EdgeTable]) -> str:
         for tables in (nodes, edges)
         for table in sorted(tables, key=lambda table: table.name)
     ]
-    return json.dumps(described, sort_keys=True, default=lambda value: f"<{type(value).__name__}>")
+    return json.dumps(described, sort_keys=True, default=_json_of)
+
+
+def _json_of(value: object) -> str:
+    return str(value) if isinstance(value, date) else f"<{type(value).__name__}>"
 
 
 # --- entries ----------------------------------------------------------------------------------------------
@@ -240,9 +244,9 @@ class _Entry:
     def fill(self) -> dict[str, object]:
         values = _mapping(self.given.get("fill", {}), f"{self.where}: fill")
         for column, value in values.items():
-            if not isinstance(value, (bool, int, float, str)):
+            if not isinstance(value, (bool, int, float, str, date)):
                 raise ValueError(
-                    f"{self.where}: fill must map columns to a number, a text, true or false, got {value!r} for {column!r}"
+                    f"{self.where}: fill must map columns to a number, a text, a date, true or false, got {value!r} for {column!r}"
                 )
         return values
 

@@ -18,26 +18,38 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from salientpp.store.directory.journal import alone, save, says_what_to_do
+from salientpp.store.directory.owned import half_written
 
 T = TypeVar("T")
 
 #: File that marks a folder as one of this module, and file that marks the folder of a step as finished.
 _STAGED, _DONE = "staged.json", "done.json"
 
+#: Folder inside ``work`` for copies of streams, which can be read only once. A run begins with an empty one.
+_SPOOL = "spool"
+
+#: Value of ``format`` in the marking file.
+_FORMAT = "salientpp-staged"
+
+#: Temporary files of the marking file, which a killed run may leave.
+_HALF_WRITTEN = half_written([_STAGED])
+
 #: Version of the staged files. With another version, all steps begin again.
 _VERSION = 1
 
 
 class Steps:
-    """Folder ``work`` with the finished steps of one task. ``task`` is a text that differs if the input or its meaning does."""
+    """Folder ``work`` with the finished steps of one task. ``task`` is a text that differs if the input or its meaning does.
+
+    The folder must be locked by :func:`working_folder`.
+    """
 
     def __init__(self, work: Path, task: str) -> None:
         self.work = work.absolute()
-        head = {"format": "salientpp-staged", "version": _VERSION, "work": str(self.work), "task": task}
+        head = {"format": _FORMAT, "version": _VERSION, "work": str(self.work), "task": task}
         with says_what_to_do(work):
             if _head_of(self.work) != head:
-                remove_staged(self.work)
-                self.work.mkdir(parents=True, exist_ok=True)
+                _remove_steps(self.work)
                 save(self.work / _STAGED, json.dumps(head))
 
     def run(self, name: str, kind: type[T], step: Callable[[Path], T]) -> T:
@@ -61,16 +73,12 @@ class Steps:
             save(done, text)
         return _restored(kind, json.loads(text))
 
-    def drop(self, name: str) -> None:
-        """Removes the folder of a step whose files no later step needs. A later run with the same task repeats the step."""
-        shutil.rmtree(self.work / name, ignore_errors=True)
-
 
 @contextlib.contextmanager
-def working_folder(work: Path, root: Path) -> Iterator[None]:
-    """Locks the folder ``work`` for a ``with`` block, and removes it at the end. If the block raises, the folder stays for the next run.
+def working_folder(work: Path, root: Path) -> Iterator[Path]:
+    """Makes and locks the folder ``work`` for a ``with`` block, and removes it at the end. If the block raises, the folder stays for the next run.
 
-    ``root`` is the directory that is written, for errors.
+    Yields an empty folder inside it, for copies of streams. ``root`` is the directory that is written, for errors.
 
     Raises:
         ValueError: another process is writing ``root``, or ``work`` holds other files.
@@ -78,22 +86,24 @@ def working_folder(work: Path, root: Path) -> Iterator[None]:
     with says_what_to_do(work):
         work.mkdir(parents=True, exist_ok=True)
     with alone(work, root):
-        if _head_of(work) is None and any(work.iterdir()):
-            raise ValueError(
-                f"{work} holds files that no conversion wrote; move them away, or choose another directory than {root}"
-            )
-        yield
+        if _head_of(work) is None:
+            if any(not _HALF_WRITTEN.fullmatch(path.name) for path in work.iterdir()):
+                raise ValueError(
+                    f"{work} holds files that no conversion wrote; move them away, or choose another directory than {root}"
+                )
+            with says_what_to_do(work):
+                save(work / _STAGED, json.dumps({"format": _FORMAT}))
+        with says_what_to_do(work):
+            shutil.rmtree(work / _SPOOL, ignore_errors=True)
+            (work / _SPOOL).mkdir()
+        yield work / _SPOOL
         shutil.rmtree(work, ignore_errors=True)
 
 
-def remove_staged(work: Path) -> None:
-    """Removes what earlier steps wrote in the folder, if it is marked as a folder of steps. The folder itself stays, since it may be locked."""
-    if _head_of(work) is None:
-        return
+def _remove_steps(work: Path) -> None:
     for path in work.iterdir():
-        if path.name != _STAGED:
-            shutil.rmtree(path, ignore_errors=True)
-    (work / _STAGED).unlink(missing_ok=True)
+        if path.is_dir() and path.name != _SPOOL:
+            shutil.rmtree(path)
 
 
 def _head_of(work: Path) -> dict[str, Any] | None:
@@ -101,7 +111,7 @@ def _head_of(work: Path) -> dict[str, Any] | None:
         head = json.loads((work / _STAGED).read_text())
     except (OSError, ValueError):
         return None
-    return head if isinstance(head, dict) and head.get("format") == "salientpp-staged" else None
+    return head if isinstance(head, dict) and head.get("format") == _FORMAT else None
 
 
 def _to_disk(folder: Path) -> None:
