@@ -154,12 +154,12 @@ def to_convert(dataset: str) -> str | None:
     kind, colon, rest = dataset.partition(":")
     if kind.startswith("ogbl-"):
         return dataset
-    if kind not in ("edges", *LAYOUTS) and Path(kind).suffix not in EDGE_FILES:
+    if kind not in ("edges", "tables", *LAYOUTS) and Path(kind).suffix not in (*EDGE_FILES, ".toml"):
         return None
     path = rest.partition(",")[0] if colon else dataset
     if not Path(path).exists() and not (glob.has_magic(path) and glob.glob(path)):
         raise FileNotFoundError(f"{path}: no such {'directory' if kind in LAYOUTS else 'file'}")
-    return dataset if colon else f"edges:{dataset}"
+    return dataset if colon else f"{'tables' if Path(dataset).suffix == '.toml' else 'edges'}:{dataset}"
 
 
 def undirected_hint(source: str) -> str:

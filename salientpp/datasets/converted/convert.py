@@ -5,6 +5,7 @@ The result depends on the source and the options, never on the budget.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -22,12 +23,14 @@ from salientpp.datasets.converted.directory import manifest_text
 from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
+from salientpp.datasets.tabular.open import TABLES, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
+from salientpp.store.key_table import arrow
 
 #: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
 #: it does so with every name that contains "edge".
@@ -47,7 +50,7 @@ class Options:
 
 
 def convert(
-    source: str,
+    source: str | Mapping[str, Any],
     root: str | Path,
     *,
     memory: int | str = "4GB",
@@ -57,6 +60,7 @@ def convert(
     finite: bool = False,
     data: str | Path = "data",
     overwrite: bool = False,
+    report: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Writes a graph to a directory of files that :func:`load_dataset` maps, in bounded memory.
@@ -74,6 +78,8 @@ def convert(
               (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. Names of columns, such as source and target, decide which end a column
               holds; ``,source=COLUMN,target=COLUMN`` names others. ``nodes`` are Parquet tables with a row per vertex. FILES may have wildcards; several
               files are read in the order of the numbers in their names.
+            * ``"tables:FILE.toml"``: tables whose rows have keys, as the file describes. A mapping with the entries ``nodes`` and ``edges`` of such a file
+              works too; its tables may be objects of pyarrow, pandas, polars or DuckDB.
         root: the directory to write.
         memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
@@ -83,6 +89,7 @@ def convert(
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
         overwrite: replace a converted graph, or an unfinished conversion, in ``root``. The call fails if ``root`` also holds files that no conversion wrote.
+        report: file to write as JSON, for ``tables``: rows that were kept and dropped, with examples, and what each column became.
         progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:
@@ -92,10 +99,30 @@ def convert(
         ValueError: an argument, the source or the directory is wrong, or a step needs more memory. The text says where, and what to do.
         OSError: the directory cannot be written. Finished steps are kept for the next run.
     """
-    opened = open_source(source, Path(data), undirected)
-    budget = Budget.of(memory)
-    options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
-    return write_converted(opened, Path(root), budget, options, overwrite=overwrite, progress=progress)
+    root, progress = Path(root), progress or Progress()
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Mapping) or source.startswith(TABLES):
+            budget = _budget_of_tables(memory, root, overwrite)
+            opened = stack.enter_context(opened_tables(source, root, undirected, budget, report, progress))
+        else:
+            opened = open_source(source, Path(data), undirected)
+            if report is not None:
+                raise ValueError(f"report is only for tables with keys ({TABLES}FILE.toml), got {source!r}; leave it out")
+            budget = Budget.of(memory)
+        options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
+        return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
+
+
+def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
+    """Returns the budget of a conversion of tables. Raises ValueError at once if ``root`` may not be written, since reading the tables takes long."""
+    arrow()  # its memory is not for arrays
+    if not overwrite and has_manifest(root):
+        raise _exists(root)
+    return Budget.of(memory)
+
+
+def _exists(root: Path) -> ValueError:
+    return ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
 
 
 def _flag(name: str, value: object) -> bool:
@@ -155,7 +182,7 @@ def write_converted(
     with alone(root):
         complete = has_manifest(root)
         if complete and not overwrite:
-            raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
+            raise _exists(root)
         replaced = _replaced(root) if complete else None
         journal = Journal.open(root, "conversion", task, overwrite=overwrite, replaced=replaced)
         conversion = _Conversion(source, journal, budget, options, progress or Progress())

@@ -31,6 +31,7 @@ class PlannedColumn:
     attribute: str
     kind: str
     type: Any
+    is_label: bool
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,8 @@ class _Planner:
                 if kind == MOMENT:
                     moments.add(name)
                 if use != "split" and name not in joined:
-                    columns.append(PlannedColumn(name, {"time": "time", "label": "y"}.get(use or "", name), kind, types[name]))
+                    attribute = {"time": "time", "label": "y"}.get(use or "", name)
+                    columns.append(PlannedColumn(name, attribute, kind, types[name], use == "label"))
         split = next((column for column, use in uses.items() if use == "split"), None)
         self._check_attributes(columns, bool(joined), split is not None)
         fill = self._scalars(types, moments)

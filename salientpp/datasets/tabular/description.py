@@ -97,7 +97,7 @@ def read_description(source: str | Path | Mapping[str, Any]) -> TableGraph:
     if isinstance(source, Mapping):
         return _graph_of(dict(source), "tables", Path())
     path = Path(source)
-    return _graph_of(_read_toml(path), str(path), path.parent)
+    return _graph_of(_read_toml(path), f"tables:{path}", path.parent)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -80,15 +80,14 @@ def examine_columns(staged: StagedColumns) -> dict[str, Any]:
 
 def _examine(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any]:
     facts: dict[str, Any] = {"attribute": planned.attribute, "kind": planned.kind}
-    is_label = planned.attribute == "y" and planned.column != "y"
     if planned.kind == CATEGORY:
-        categories = _categories(staged, planned.column, of_train=not is_label)
-        return {**facts, "kind": "class" if is_label else CATEGORY, "categories": categories}
+        categories = _categories(staged, planned.column, of_train=not planned.is_label)
+        return {**facts, "kind": "class" if planned.is_label else CATEGORY, "categories": categories}
     if planned.kind == MOMENT:
         return {**facts, "has_fractions": _has_fractions(staged, planned.column)}
     if planned.kind == LIST:
         return {**facts, "width": _width(staged, planned)}
-    if is_label:
+    if planned.is_label:
         return {**facts, "kind": "label", **_label_facts(staged, planned)}
     if not _is_float(planned.type):
         _refuse_nulls(staged, planned.column)
