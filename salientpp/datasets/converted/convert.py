@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
-from salientpp.datasets.converted.directory import manifest_text
+from salientpp.datasets.converted.directory import manifest_text, needs_version_3
+from salientpp.datasets.converted.key_files import write_keys_of_vertices
 from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.open import TABLES, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
+from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
@@ -35,6 +37,9 @@ from salientpp.store.key_table import arrow
 #: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
 #: it does so with every name that contains "edge".
 _TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
+
+#: Names that an attribute of edges cannot have.
+_TAKEN_BY_TOPOLOGY = ("edge_index", "adj_t", "edge_label_index", "indptr", "indices")
 
 #: Most bytes of an attribute's name, so that the names of its files are not too long.
 _LONGEST = 200
@@ -132,7 +137,8 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _dtypes(dtype: Mapping[str, str] | None, source: Source) -> dict[str, str]:
-    known = {name for vertices in source.vertices.values() for name in vertices.columns} - {"y"}
+    types = [*source.vertices.values(), *source.edges.values()]
+    known = {name for type_ in types for name in type_.columns} - {"y"}
     for name, format in (dtype or {}).items():
         if name not in known:
             raise ValueError(
@@ -154,6 +160,7 @@ def write_converted(
 ) -> Path:
     """Writes a source that is already open. Otherwise the same as :func:`convert`."""
     _check_names(source)
+    _check_edges(source, options)
     if source.left_out:
         warnings.warn(
             f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds only edges, attributes of vertices, and splits",
@@ -217,11 +224,39 @@ def _check_names(source: Source) -> None:
                 raise ValueError(
                     f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
                 )
-            if not name or set(name) & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST:
+            _check_file_name(source, name, of)
+    for relation, edges in source.edges.items():
+        of = "" if relation is None else f" of {relation}"
+        for name in edges.columns:
+            if name in _TAKEN_BY_TOPOLOGY or name in OWN_NAMES or (relation is None and "edge" not in name):
                 raise ValueError(
-                    f"{source.name}: the attribute {name!r}{of} cannot have this name, because a file is called after it; rename it, without '/' and with at "
-                    f"most {_LONGEST} bytes"
+                    f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
+                    + (", with 'edge' in the new name" if relation is None else "")
                 )
+            _check_file_name(source, name, of)
+
+
+def _check_file_name(source: Source, name: str, of: str) -> None:
+    if not name or set(name) & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST:
+        raise ValueError(
+            f"{source.name}: the attribute {name!r}{of} cannot have this name, because a file is called after it; rename it, without '/' and with at "
+            f"most {_LONGEST} bytes"
+        )
+
+
+def _check_edges(source: Source, options: Options) -> None:
+    """Raises ValueError if edges have attributes, and an option would add, merge or reorder edges."""
+    named = {
+        "deduplicate": options.deduplicate,
+        "undirected": source.undirected,
+        "undirected=False": source.both_directions,
+    }
+    for relation, edges in source.edges.items():
+        if edges.columns and (chosen := [name for name, is_set in named.items() if is_set]):
+            raise ValueError(
+                f"{source.name}: {_edges_of(relation)} have attributes ({', '.join(edges.columns)}), so {chosen[0]} is not possible, since each edge keeps its "
+                "row; leave it out"
+            )
 
 
 class _Conversion:
@@ -237,23 +272,29 @@ class _Conversion:
 
     def run(self) -> dict[str, Any]:
         """Runs all steps. Returns the contents of the manifest, without format, version and checksum."""
-        node_types = []
+        node_types: list[dict[str, Any]] = []
+        is_keyed = needs_version_3(self.source)
         for number, (type_, vertices) in enumerate(self.source.vertices.items()):
             size = self.sizes[type_] = self._columns(number, type_, vertices)
             columns = [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)]
             node_types.append({"name": type_, "num_vertices": size, "columns": columns})
+            if is_keyed:
+                node_types[-1]["keys"] = self._keys(number, type_, vertices.keys)
         if not any(self.sizes.values()):
             raise ValueError(f"{self.source.name}: the graph has no vertices; give files that are not empty")
-        edge_types = [
-            {"name": name, "num_edges": self._lists(number, name, edges)}
-            for number, (name, edges) in enumerate(self.source.edges.items())
-        ]
+        edge_types: list[dict[str, Any]] = []
+        for number, (name, edges) in enumerate(self.source.edges.items()):
+            edge_types.append({"name": name, "num_edges": self._lists(number, name, edges)})
+            if is_keyed:
+                self._edge_columns(number, name, edges, edge_types[-1]["num_edges"])
+                edge_types[-1]["columns"] = [*edges.columns]
         links = [{"name": split, "columns": self._links(split, file)} for split, file in self.source.links.items()]
         return {
             "source": self.source.name,
             "node_types": node_types,
             "edge_types": edge_types,
             **({"link_splits": links} if links else {}),
+            **({"tables": dict(self.source.origin)} if is_keyed else {}),
             "files": self.journal.file_entries(),
         }
 
@@ -305,6 +346,19 @@ class _Conversion:
                 self.journal.note(step, {file: entry}, {})
         return num_vertices
 
+    def _keys(self, number: int, type_: str | None, keys: Path | None) -> list[dict[str, str]] | None:
+        """Writes the keys of a type of vertices. Returns name and type of each key column, or None without keys."""
+        if keys is None:
+            return None
+        step = f"keys of n{number}"
+        facts = self.journal.facts(step)
+        if facts is None:
+            self.progress.begin(f"writing the keys{'' if type_ is None else f' of {type_}'}")
+            file = f"n{number}.keys.arrow"
+            entry, columns = write_keys_of_vertices(keys, self.sizes[type_], self.journal.work / file)
+            facts = self.journal.note(step, {file: entry}, {"columns": columns})
+        return facts["columns"]
+
     def _count(self, number: int, type_: str | None) -> int:
         """Finds the number of vertices of a type from its edges: the largest id plus one."""
         step = f"n{number}.count"
@@ -335,15 +389,50 @@ class _Conversion:
         spread, step = f"e{number}.spread", f"e{number}.lists"
         facts = self.journal.facts(step)
         if facts is None:
-            runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
-            self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
             work, unique = self.journal.work, self._is_symmetric(name) or self.options.deduplicate
-            words = buckets.in_order(runs, self.capacity, unique, work)
-            files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, self.progress)
+            if (edges.ascends or edges.columns) and not unique and not self.source.both_directions:
+                words = self._words_in_order(name, edges, num_sources, num_targets)
+                progress = Progress()  # reading the words shows it
+            else:
+                runs = self._spread(spread, name, edges, num_sources, num_targets)
+                progress = self.progress
+                progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
+                words = buckets.in_order(runs, self.capacity, unique, work)
+            files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, progress)
             facts = self.journal.note(step, dict(zip((indptr, indices), files)), {"num_edges": files[1]["shape"][0]})
         self.journal.drop(spread)
         return facts["num_edges"]
+
+    def _words_in_order(
+        self, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int
+    ) -> Iterator[np.ndarray]:
+        """Yields the words of edges whose targets ascend, as they are read. Raises ValueError if they do not ascend."""
+        self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)
+        pieces = edges.pieces(self.edges_at_once)
+        words = buckets.edge_words(pieces, num_sources, num_targets, False, self.progress)
+        return buckets.ascending(words, f"{self.source.name}: {_edges_of(name)}")
+
+    def _edge_columns(self, number: int, relation: EdgeName, edges: EdgeSource, num_edges: int) -> None:
+        """Writes the attributes of a relation."""
+        for name, rows in edges.columns.items():
+            step = f"attribute e{number}.{name}"
+            if self.journal.facts(step) is not None:
+                continue
+            self.progress.begin(f"reading {name} of {_edges_of(relation)}", rows.total, rows.unit)
+            file, dtype = f"e{number}.{name}.npy", self.options.dtype.get(name)
+            entry = write_column(
+                name,
+                rows,
+                num_edges,
+                self.journal.work / file,
+                self.budget,
+                dtype=dtype,
+                finite=self.options.finite,
+                progress=self.progress,
+                of="edge",
+            )
+            self.journal.note(step, {file: entry}, {})
 
     def _spread(self, step: str, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int) -> buckets.Runs:
         """Does the first pass of :mod:`~salientpp.datasets.converted.buckets` over a relation, unless the journal records it. Returns the runs on disk."""
