@@ -92,7 +92,11 @@ ATTRIBUTES = {
     "bool": (st.booleans(), pa.bool_(), False),
     "text": (st.sampled_from(["north", "south", "", "é"]), pa.string(), True),
     "moment": (st.integers(-5, 5).map(lambda n: EPOCH + datetime.timedelta(seconds=n)), pa.timestamp("ms"), False),
-    "fraction": (st.integers(-5, 5).map(lambda n: EPOCH + datetime.timedelta(microseconds=n)), pa.timestamp("ns"), False),
+    "fraction": (
+        st.integers(-5, 5).map(lambda n: EPOCH + datetime.timedelta(microseconds=n)),
+        pa.timestamp("ns"),
+        False,
+    ),
     "list": (st.lists(st.integers(0, 3), min_size=2, max_size=2), pa.list_(pa.int32()), False),
 }
 
@@ -115,17 +119,26 @@ class Entry:
         schema = pa.schema(self.types)
         for part in range(parts):
             columns = {column: [row[column] for row in rows[part::parts]] for column in self.types}
-            table = pa.table({n: pa.array(columns[n]).cast(t) if "dict" in str(t) else pa.array(columns[n], t) for n, t in self.types.items()}, schema)
+            table = pa.table(
+                {
+                    n: pa.array(columns[n]).cast(t) if "dict" in str(t) else pa.array(columns[n], t)
+                    for n, t in self.types.items()
+                },
+                schema,
+            )
             pq.write_table(table, folder / f"{name}-{part}.parquet")
         return {"table": str(folder / f"{name}-*.parquet"), **self.described}
 
 
 @st.composite
 def attributes(draw, lists: bool) -> tuple[dict[str, str], dict[str, pa.DataType], st.SearchStrategy]:
-    names = draw(st.lists(st.sampled_from([name for name in ATTRIBUTES if lists or name != "list"]), unique=True, max_size=3))
+    names = draw(
+        st.lists(st.sampled_from([name for name in ATTRIBUTES if lists or name != "list"]), unique=True, max_size=3)
+    )
     kinds = {f"a_{name}": name for name in names}
     values = {
-        column: st.none() | ATTRIBUTES[kind][0] if ATTRIBUTES[kind][2] else ATTRIBUTES[kind][0] for column, kind in kinds.items()
+        column: st.none() | ATTRIBUTES[kind][0] if ATTRIBUTES[kind][2] else ATTRIBUTES[kind][0]
+        for column, kind in kinds.items()
     }
     return kinds, {column: ATTRIBUTES[kind][1] for column, kind in kinds.items()}, st.fixed_dictionaries(values)
 
@@ -206,7 +219,9 @@ def ids_of_keys(keys: set[tuple], types: list[pa.DataType]) -> dict[tuple, int]:
     if not keys:
         return {}
     listed = list(keys)
-    arrays = canonical_keys([pa.array([key[at] for key in listed]).cast(type_) for at, type_ in enumerate(types)], "keys")
+    arrays = canonical_keys(
+        [pa.array([key[at] for key in listed]).cast(type_) for at, type_ in enumerate(types)], "keys"
+    )
     hashed = sorted(zip(key_hash(arrays).tolist(), listed))
     assert len({hash_ for hash_, _ in hashed}) == len(listed)
     return {key: number for number, (_, key) in enumerate(hashed)}
@@ -265,7 +280,13 @@ def check_against_oracle(root: Path, nodes: dict[str, Entry], edges: dict[tuple,
         of_edges[relation] = found
     stored_rows = {id(entry): list(kept[type_].values()) for type_, entry in nodes.items()}
     stored_rows |= {id(edges[relation]): [row for *_, row in found] for relation, found in of_edges.items()}
-    moments = [row[c] for e in tables for c, kind in e.kinds.items() if kind in ("moment", "fraction") for row in stored_rows[id(e)]]
+    moments = [
+        row[c]
+        for e in tables
+        for c, kind in e.kinds.items()
+        if kind in ("moment", "fraction")
+        for row in stored_rows[id(e)]
+    ]
     unit = 1 if any(moment.microsecond for moment in moments) else 1_000_000
 
     for type_, entry in nodes.items():
@@ -294,8 +315,15 @@ def check_edges(data, relation, ends: list[tuple], columns: dict[str, list]) -> 
     assert [end[::-1] for end, *_ in found] == sorted(end[::-1] for end in ends)
 
 
-@given(database=databases(), seed=st.integers(0, 2**16), parts=st.integers(1, 3), working=st.sampled_from([2**12, 2**15, 2**24]))
-def test_a_random_database_gives_the_graph_of_the_oracle_bit_for_bit_in_any_order(tmp_path, database, seed, parts, working):
+@given(
+    database=databases(),
+    seed=st.integers(0, 2**16),
+    parts=st.integers(1, 3),
+    working=st.sampled_from([2**12, 2**15, 2**24]),
+)
+def test_a_random_database_gives_the_graph_of_the_oracle_bit_for_bit_in_any_order(
+    tmp_path, database, seed, parts, working
+):
     nodes, edges = database
     roots = []
     for number, (shuffle, files, bytes_) in enumerate([(None, 1, 2**24), (random.Random(seed), parts, working)]):
@@ -337,17 +365,34 @@ def shop(folder: Path, customer: dict | None = None, placed: dict | None = None)
     """Writes the tables of a shop. Returns the description, with further entries of the type and of the relation."""
     return {
         "nodes": {
-            "customer": {"table": str(folder / write_parquet(folder, "customers", CUSTOMERS)), "key": "customer_id", "drop": ["email"], "fill": {"churned": False}, **(customer or {})},
-            "order": {"table": str(folder / write_parquet(folder, "orders", ORDERS)), "key": "order_id", "drop": ["customer_id", "ordered_at"]},
+            "customer": {
+                "table": str(folder / write_parquet(folder, "customers", CUSTOMERS)),
+                "key": "customer_id",
+                "drop": ["email"],
+                "fill": {"churned": False},
+                **(customer or {}),
+            },
+            "order": {
+                "table": str(folder / write_parquet(folder, "orders", ORDERS)),
+                "key": "order_id",
+                "drop": ["customer_id", "ordered_at"],
+            },
         },
         "edges": {
-            "customer,placed,order": {"table": str(folder / "orders.parquet"), "source": "customer_id", "target": "order_id", **(placed or {})}
+            "customer,placed,order": {
+                "table": str(folder / "orders.parquet"),
+                "source": "customer_id",
+                "target": "order_id",
+                **(placed or {}),
+            }
         },
     }
 
 
 def by_key(data, type_: str, name: str) -> dict:
-    return {key if len(key) > 1 else key[0]: value for key, value in zip(keys_of(data, type_), data[type_][name].tolist())}
+    return {
+        key if len(key) > 1 else key[0]: value for key, value in zip(keys_of(data, type_), data[type_][name].tolist())
+    }
 
 
 def converted(source, root: Path, **options):
@@ -384,32 +429,56 @@ def test_a_toml_file_describes_a_shop_and_the_command_converts_it(tmp_path, caps
     assert cli.main(arguments) == 0
     data = load_dataset(f"converted:{root}")
     assert data.edge_types == [("customer", "placed", "order"), ("order", "rev_placed", "customer")]
-    assert sorted(data["customer"].keys()) == sorted(["num_nodes", "key_table", "region", "time", "train_mask", "val_mask", "test_mask", "x", "y"])
+    assert sorted(data["customer"].keys()) == sorted(
+        ["num_nodes", "key_table", "region", "time", "train_mask", "val_mask", "test_mask", "x", "y"]
+    )
     assert by_key(data, "customer", "y") == {"C1": 1, "C2": 0, "C3": -1, "C4": 0}
     assert by_key(data, "customer", "time") == {f"C{day + 1}": day * 86_400 for day in range(4)}
-    assert by_key(data, "customer", "region") == {"C1": 1, "C2": 0, "C3": -1, "C4": -1}  # "west" is not in the training split
+    assert by_key(data, "customer", "region") == {
+        "C1": 1,
+        "C2": 0,
+        "C3": -1,
+        "C4": -1,
+    }  # "west" is not in the training split
     # Mean and deviation of the training rows: 30 and 10, 1.5 and 0.5.
     assert by_key(data, "customer", "x") == {"C1": [-1, -1], "C2": [1, 1], "C3": [0, 3], "C4": [3, 5]}
     assert by_key(data, "customer", "train_mask") == {"C1": True, "C2": True, "C3": False, "C4": False}
     assert by_key(data, "order", "amount") == {10: 1.5, 11: 2.5, 12: 3.5}
-    customers, orders = (dict(zip(range(4), (key for (key,) in keys_of(data, type_)))) for type_ in ("customer", "order"))
+    customers, orders = (
+        dict(zip(range(4), (key for (key,) in keys_of(data, type_)))) for type_ in ("customer", "order")
+    )
     placed = edges_of(data, ("customer", "placed", "order"))
-    assert sorted((customers[source], orders[target]) for source, target in placed) == [("C1", 10), ("C1", 11), ("C3", 12)]
+    assert sorted((customers[source], orders[target]) for source, target in placed) == [
+        ("C1", 10),
+        ("C1", 11),
+        ("C3", 12),
+    ]
     seconds = [int((ORDERS["ordered_at"][orders[target] - 10] - EPOCH).total_seconds()) for _, target in placed]
     assert data["customer", "placed", "order"].time.tolist() == seconds
     written = json.loads(report.read_text())
     assert written["time_unit"] == "second"
     assert written["nodes"]["customer"]["vertices"] == 4 and written["nodes"]["customer"]["columns"]["region"] == {
-        "attribute": "region", "kind": "category", "categories": 2
+        "attribute": "region",
+        "kind": "category",
+        "categories": 2,
     }
     assert written["edges"]["customer,placed,order"]["edges"] == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["customers.parquet", "orders.parquet", "report.json", "shop", "shop.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "customers.parquet",
+        "orders.parquet",
+        "report.json",
+        "shop",
+        "shop.toml",
+    ]
 
 
 def test_objects_of_other_libraries_are_tables(tmp_path):
     frames = pd.DataFrame(CUSTOMERS), pa.table(ORDERS)
     described = {
-        "nodes": {"customer": {"table": frames[0], "key": "customer_id", "drop": ["churned"]}, "order": {"table": frames[1], "key": "order_id"}},
+        "nodes": {
+            "customer": {"table": frames[0], "key": "customer_id", "drop": ["churned"]},
+            "order": {"table": frames[1], "key": "order_id"},
+        },
         "edges": {("customer", "placed", "order"): {"table": frames[1], "source": "customer_id", "target": "order_id"}},
     }
     stream = {**described, "edges": {}}
@@ -435,9 +504,16 @@ def test_missing_ends_are_added_dropped_or_refused(tmp_path):
         convert(described, tmp_path / "refused")
     placed |= {"null_keys": "drop", "dangling": "drop"}
     report = tmp_path / "report.json"
-    assert converted(described, tmp_path / "dropped", report=report)["customer", "placed", "order"].adj_t.values().numel() == 1
+    assert (
+        converted(described, tmp_path / "dropped", report=report)["customer", "placed", "order"].adj_t.values().numel()
+        == 1
+    )
     found = json.loads(report.read_text())["edges"]["customer,placed,order"]
-    assert (found["dangling_sources"]["count"], found["dangling_targets"]["count"], found["null_keys"]["count"]) == (1, 0, 1)
+    assert (found["dangling_sources"]["count"], found["dangling_targets"]["count"], found["null_keys"]["count"]) == (
+        1,
+        0,
+        1,
+    )
     assert "C9" in found["dangling_sources"]["examples"][0]
     placed["dangling"] = "add"
     data = converted(described, tmp_path / "added", report=report)
@@ -465,7 +541,11 @@ def test_times_are_microseconds_if_one_has_a_fraction_of_a_second(tmp_path):
         ({"x": ["region"]}, {}, "x must name columns with a number a row, got 'region'"),
         ({"label": "region", "split": "region"}, {}, "'region' is both label and split"),
         ({"duplicates": "first"}, {}, 'duplicates must be "error" or "drop", got \'first\''),
-        ({"fill": {}}, {}, r"\[nodes.customer\]: column 'churned' of bool has no value.*fill.*customer customer_id='C3'"),
+        (
+            {"fill": {}},
+            {},
+            r"\[nodes.customer\]: column 'churned' of bool has no value.*fill.*customer customer_id='C3'",
+        ),
         ({"fill": {"churned": "no"}}, {}, "fill must have a value of bool for 'churned', got 'no'"),
         ({"drop": ["emial"]}, {}, "drop must name columns.*'emial'.*Did you mean email"),
         ({}, {"source": ["customer_id", "order_id"]}, "source must name 1 columns, as many as the key of customer"),
@@ -557,7 +637,9 @@ def test_too_many_texts_are_no_categories(tmp_path, monkeypatch):
 def test_tables_must_be_converted_before_they_are_loaded_or_partitioned(tmp_path):
     (tmp_path / "shop.toml").write_text("")
     for name in (f"tables:{tmp_path / 'shop.toml'}", str(tmp_path / "shop.toml")):
-        with pytest.raises(ValueError, match=r"must be converted first, with `salientpp convert tables:.*shop.toml graph`"):
+        with pytest.raises(
+            ValueError, match=r"must be converted first, with `salientpp convert tables:.*shop.toml graph`"
+        ):
             load_dataset(name)
 
 

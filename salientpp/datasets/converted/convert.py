@@ -6,7 +6,6 @@ The result depends on the source and the options, never on the budget.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,27 +21,17 @@ from salientpp.datasets.converted.columns import DTYPES, write_column, write_mas
 from salientpp.datasets.converted.directory import manifest_text, needs_version_3
 from salientpp.datasets.converted.key_files import write_keys_of_vertices
 from salientpp.datasets.converted.link_files import write_links
+from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.open import TABLES, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
-from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
 from salientpp.store.key_table import arrow
-
-#: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
-#: it does so with every name that contains "edge".
-_TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
-
-#: Names that an attribute of edges cannot have.
-_TAKEN_BY_TOPOLOGY = ("edge_index", "adj_t", "edge_label_index", "indptr", "indices")
-
-#: Most bytes of an attribute's name, so that the names of its files are not too long.
-_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,9 @@ def convert(
         else:
             opened = open_source(source, Path(data), undirected)
             if report is not None:
-                raise ValueError(f"report is only for tables with keys ({TABLES}FILE.toml), got {source!r}; leave it out")
+                raise ValueError(
+                    f"report is only for tables with keys ({TABLES}FILE.toml), got {source!r}; leave it out"
+                )
             budget = Budget.of(memory)
         options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
         return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
@@ -217,31 +208,9 @@ def _replaced(root: Path) -> set[str]:
 def _check_names(source: Source) -> None:
     """Raises ValueError if an attribute's name cannot be a file name, or has another meaning in PyG, such as ``edge_index``."""
     for type_, vertices in source.vertices.items():
-        of = "" if type_ is None else f" of {type_!r}"
-        masks = [f"{split}_mask" for split in vertices.splits]
-        for name in vertices.columns:
-            if name in _TAKEN or name in masks or (type_ is None and "edge" in name):
-                raise ValueError(
-                    f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
-                )
-            _check_file_name(source, name, of)
+        check_vertex_names(source.name, type_, vertices.columns, vertices.splits)
     for relation, edges in source.edges.items():
-        of = "" if relation is None else f" of {relation}"
-        for name in edges.columns:
-            if name in _TAKEN_BY_TOPOLOGY or name in OWN_NAMES or (relation is None and "edge" not in name):
-                raise ValueError(
-                    f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
-                    + (", with 'edge' in the new name" if relation is None else "")
-                )
-            _check_file_name(source, name, of)
-
-
-def _check_file_name(source: Source, name: str, of: str) -> None:
-    if not name or set(name) & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST:
-        raise ValueError(
-            f"{source.name}: the attribute {name!r}{of} cannot have this name, because a file is called after it; rename it, without '/' and with at "
-            f"most {_LONGEST} bytes"
-        )
+        check_edge_names(source.name, relation, edges.columns)
 
 
 def _check_edges(source: Source, options: Options) -> None:

@@ -62,6 +62,11 @@ class ColumnPlan:
         """Names of the columns to stage, ascending."""
         return tuple(self.types)
 
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Names of the attributes that columns become, without ``x`` and masks."""
+        return tuple(planned.attribute for planned in self.columns)
+
     def prepare(self, batch: Any, where: Callable[[int], str]) -> Any:
         """Returns a record batch whose staged columns have their types and no nulls that ``fill`` replaces. Other columns, such as keys, stay as they are.
 
@@ -170,7 +175,9 @@ class _Planner:
     def numbers(self, named: set[str]) -> tuple[str, ...]:
         """Returns the columns with a number a row that no entry names."""
         free = [name for name in sorted(self.schema.names) if name not in self.taken | named]
-        return tuple(name for name in free if (found := staged_type(self.schema.field(name).type)) and found[0] == NUMBER)
+        return tuple(
+            name for name in free if (found := staged_type(self.schema.field(name).type)) and found[0] == NUMBER
+        )
 
     def check_joined(self, columns: Sequence[str]) -> None:
         self.check_present("x", columns)
@@ -208,18 +215,20 @@ class _Planner:
         split = next((column for column, use in uses.items() if use == "split"), None)
         self._check_attributes(columns, bool(joined), split is not None)
         fill = self._scalars(types, moments)
-        return ColumnPlan(
-            self.title, tuple(columns), split, tuple(joined), types, fill, left_out, frozenset(moments)
-        )
+        return ColumnPlan(self.title, tuple(columns), split, tuple(joined), types, fill, left_out, frozenset(moments))
 
     def _checked(self, use: str | None, name: str, found: tuple[str, Any] | None) -> tuple[str, Any]:
         """Returns the kind and staged type of a column. Raises ValueError if its ``use`` needs another type."""
         type_ = self.schema.field(name).type
         kind, staged = found or ("", None)
         if use == "time" and kind != MOMENT and not str(staged).startswith(("int", "uint")):
-            raise ValueError(f"[{self.title}]: time must name a column of timestamps, dates or integers, got {name!r} of {type_}; parse it")
+            raise ValueError(
+                f"[{self.title}]: time must name a column of timestamps, dates or integers, got {name!r} of {type_}; parse it"
+            )
         if use == "split" and kind != CATEGORY:
-            raise ValueError(f"[{self.title}]: split must name a column of texts (train, val, test), got {name!r} of {type_}")
+            raise ValueError(
+                f"[{self.title}]: split must name a column of texts (train, val, test), got {name!r} of {type_}"
+            )
         if use == "label" and kind not in (NUMBER, CATEGORY, LIST):
             raise ValueError(f"[{self.title}]: label must name a column of numbers or texts, got {name!r} of {type_}")
         return kind, staged
@@ -243,7 +252,9 @@ class _Planner:
         scalars = {}
         for name in sorted(self._fill):
             if name not in types:
-                raise ValueError(f"[{self.title}]: fill must name columns that become attributes, got {name!r}; leave it out")
+                raise ValueError(
+                    f"[{self.title}]: fill must name columns that become attributes, got {name!r}; leave it out"
+                )
             try:
                 value = pyarrow.scalar(self._fill[name])
                 scalars[name] = (

@@ -131,7 +131,7 @@ def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]
         nbytes += sum(map(len, new))
         if len(found) > MOST_CATEGORIES or nbytes > MOST_CATEGORY_BYTES:
             raise ValueError(
-                f"[{staged.plan.title}]: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, to become numbers of categories, but has more; "
+                f"[{staged.plan.title}]: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, to become categories, but has more; "
                 "name it in drop, or make it a vertex type of its own"
             )
     return sorted(found)
@@ -154,7 +154,11 @@ def _width(staged: StagedColumns, planned: PlannedColumn) -> int:
         if not _is_float(planned.type.value_type):
             _refuse_null(staged, planned.column, first, array)
             if array.flatten().null_count:
-                raise staged.error(planned.column, first, "has a list in which a value is missing, here or in a row after it; correct it, or name it in drop")
+                raise staged.error(
+                    planned.column,
+                    first,
+                    "has a list in which a value is missing, here or in a row after it; correct it, or name it in drop",
+                )
         lengths = compute.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(lengths >= 0)[:1] if width is None else ():
             width = int(lengths[row])
@@ -196,7 +200,9 @@ def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
         wrong = np.isinf(values)
         if wrong.any():
             row = first + int(np.flatnonzero(has_value)[wrong.argmax()])
-            raise staged.error(column, row, "must be finite to become part of x, got infinity; correct it, or name it in drop")
+            raise staged.error(
+                column, row, "must be finite to become part of x, got infinity; correct it, or name it in drop"
+            )
     sums = [(len(values), float(values.sum())) for _, values, _ in _training_values(staged, column)]
     count = sum(number for number, _ in sums)
     mean = math.fsum(total for _, total in sums) / count if count else 0.0
@@ -240,7 +246,10 @@ def _encoder(planned: PlannedColumn, facts: Mapping[str, Any], unit: int) -> Cal
     if kind in (CATEGORY, "class"):
         categories = pyarrow.array(facts["categories"], pyarrow.large_string())
         return lambda array: (
-            compute.index_in(array, value_set=categories).fill_null(NO_CATEGORY).to_numpy(zero_copy_only=False).astype(np.int64)
+            compute.index_in(array, value_set=categories)
+            .fill_null(NO_CATEGORY)
+            .to_numpy(zero_copy_only=False)
+            .astype(np.int64)
         )
     if kind == MOMENT:
         return lambda array: array.to_numpy(zero_copy_only=False) // unit
@@ -309,4 +318,3 @@ def _empty(staged: StagedColumns, column: str) -> Any:
 
 def _namer(staged: StagedColumns, columns: Sequence[str], first: int) -> Callable[[int], str]:
     return lambda row: f"[{staged.plan.title}], {', '.join(columns)} of {staged.name_row(first + row)}"
-

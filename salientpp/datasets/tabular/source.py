@@ -130,7 +130,10 @@ def describe_source(
 def _unit_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
     """Returns the microseconds of the unit of all times: a second, or a microsecond if a time has a fraction of a second. 0: the graph has no times."""
     found = [
-        column["has_fractions"] for each in facts.values() for column in each["columns"].values() if "has_fractions" in column
+        column["has_fractions"]
+        for each in facts.values()
+        for column in each["columns"].values()
+        if "has_fractions" in column
     ]
     return (1 if any(found) else SECOND) if found else 0
 

@@ -15,7 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
 from salientpp.datasets.tabular.columns import MOMENT, ColumnPlan, plan_edges, plan_nodes
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGraph
 from salientpp.datasets.tabular.doors import Table, TableBatch, open_table
@@ -104,8 +106,10 @@ def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[
         schema = opened[same].schema
         if isinstance(entry, NodeTable):
             plan = plan_nodes(entry, schema)
+            check_vertex_names(graph.name, entry.name, plan.attributes, SPLITS if plan.split else ())
         else:
             plan = plan_edges(entry, schema, same in of_nodes)
+            check_edge_names(graph.name, entry.name, plan.attributes)
         planned.append(PlannedTable(opened[same], plan, progress))
         _warn_of_left_out(plan)
     _check_times([each.plan for each in planned])
@@ -157,9 +161,7 @@ class _Staging:
                 vertices[entry.name] = self._number(f"n{number}.more", entry, planned, files)
         return vertices
 
-    def _number(
-        self, step: str, entry: NodeTable, planned: PlannedTable, added: Sequence[RowFile]
-    ) -> NumberedVertices:
+    def _number(self, step: str, entry: NodeTable, planned: PlannedTable, added: Sequence[RowFile]) -> NumberedVertices:
         number = partial(
             number_vertices,
             planned,
