@@ -36,7 +36,7 @@ class PlannedColumn:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """What the columns of a keyed table become. All mappings and tuples are in the order of the columns' names, unless stated otherwise.
+    """Uses of the columns of a keyed table. All mappings and tuples are in the order of the columns' names, unless stated otherwise.
 
     Attributes:
         title: the table's entry in the description, for errors.
