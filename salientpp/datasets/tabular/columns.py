@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -256,14 +257,20 @@ class _Planner:
                     f"[{self.title}]: fill must name columns that become attributes, got {name!r}; leave it out"
                 )
             try:
-                value = pyarrow.scalar(self._fill[name])
-                scalars[name] = (
-                    as_staged(pyarrow.array([value.as_py()], self.schema.field(name).type), types[name], True)[0]
-                    if name in moments
-                    else pyarrow.scalar(self._fill[name], types[name])
-                )
+                scalars[name] = self._scalar(name, types[name], name in moments)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
                 raise ValueError(
                     f"[{self.title}]: fill must have a value of {self.schema.field(name).type} for {name!r}, got {self._fill[name]!r} ({first_line(error)})"
                 ) from None
         return scalars
+
+    def _scalar(self, name: str, type_: Any, is_moment: bool) -> Any:
+        """Returns the value of ``fill`` for a column in the type that the column is staged in."""
+        import pyarrow
+
+        value = self._fill[name]
+        if not is_moment:
+            return pyarrow.scalar(value, type_)
+        if not isinstance(value, date):
+            raise pyarrow.ArrowInvalid("write a date or a timestamp, without quotes in TOML")
+        return as_staged(pyarrow.array([value]).cast(self.schema.field(name).type), type_, True)[0]

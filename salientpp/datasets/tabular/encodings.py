@@ -256,9 +256,11 @@ def _encoder(planned: PlannedColumn, facts: Mapping[str, Any], unit: int) -> Cal
     if kind == LIST:
         return lambda array: _list_values(array, facts["width"])
     if _is_float(planned.type):
-        return lambda array: array.fill_null(pyarrow.scalar(math.nan, planned.type)).to_numpy(zero_copy_only=False)
+        return lambda array: array.to_numpy(zero_copy_only=False)  # missing ones become NaN
     if kind == "label":
         return lambda array: array.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
+    if planned.attribute == "time":
+        return lambda array: array.to_numpy(zero_copy_only=False).astype(np.int64)
     return lambda array: array.to_numpy(zero_copy_only=False)
 
 

@@ -96,8 +96,14 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
         with says_what_to_do(work):
             shutil.rmtree(work / _SPOOL, ignore_errors=True)
             (work / _SPOOL).mkdir()
-        yield work / _SPOOL
-        shutil.rmtree(work, ignore_errors=True)
+        is_complete = False
+        try:
+            yield work / _SPOOL
+            is_complete = True
+        finally:
+            shutil.rmtree(work / _SPOOL, ignore_errors=True)
+            if is_complete or all(path.is_file() for path in work.iterdir()):  # or no step has begun
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _remove_steps(work: Path) -> None:
