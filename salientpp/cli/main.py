@@ -30,7 +30,7 @@ from salientpp.versions import check_versions
 #: Subcommands by their purpose, in the order of the help.
 GROUPS = {
     "start": ("demo", "doctor"),
-    "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
+    "prepare a graph": ("describe", "convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm", "serve"),
     "after a run": ("report",),

@@ -1,0 +1,69 @@
+"""``salientpp describe``: proposes how tables become a graph."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from salientpp.cli import terminal
+from salientpp.cli.shared_arguments import adder, files_of
+
+HELP = "propose how tables with keys become a graph"
+EXAMPLE = "salientpp describe customers.parquet 'orders/*.parquet' --out shop.toml"
+
+#: Help of each argument.
+TEXTS = {
+    "addresses": "tables: files, folders, or patterns in quotes, of .parquet, .orc, .csv, .jsonl or .arrow files; URLs such as s3://BUCKET/orders/; "
+    "delta:ADDRESS or iceberg:ADDRESS",
+    "--out": "write the description to this TOML file, with comments",
+    "--rows": "rows to read of each table (default: 100000)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Read some rows of each table, and propose which columns are keys, which refer to other tables, and what the others become. Check the "
+        "proposal, then pass the file to `salientpp convert tables:FILE`."
+    )
+    add = adder(parser, TEXTS)
+    add("addresses", nargs="+", metavar="ADDRESS")
+    add("--out", type=Path, metavar="FILE")
+    add("--rows", type=int, default=100_000, metavar="N")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from salientpp.datasets.tabular.described import toml_of
+    from salientpp.datasets.tabular.propose import propose_graph
+
+    files = files_of(arguments, "out")
+    if arguments.rows < 1:
+        raise ValueError(f"--rows must be >= 1, got {arguments.rows}")
+    tables = propose_graph(arguments.addresses, Path(), arguments.rows)
+    name = arguments.out or Path("graph.toml")
+    command = f"salientpp convert {shlex.quote(f'tables:{name}')} {shlex.quote(name.stem)}"
+    text = toml_of(tables, Path(), name.parent, command)
+    terminal.finish(files, {"out": text.encode}, arguments.written, lambda: _shown(tables, command, arguments.out))
+    return 0
+
+
+def _shown(tables: list[Any], command: str, out: Path | None) -> list[Any]:
+    from salientpp.datasets.tabular.addresses import without_password
+    from salientpp.tables import simple_table
+
+    shown = list[Any]()
+    for table in tables:
+        profile = table.profile
+        kind = "vertices" if table.key else "edges" if table.is_link else "not used: no key was found"
+        rows = f"{profile.rows:,} rows" + ("" if profile.is_whole else " read")
+        title = f"{profile.name}: {without_password(profile.address)} ({rows}; {kind})"
+        lines = simple_table(title, ["column", "type", "nulls", "different", "becomes"], ["column", "type", "becomes"])
+        for column in profile.columns.values():
+            different = f"{column.distinct:,}" if column.distinct else ""
+            lines.add_row(column.name, str(column.type), f"{column.nulls:,}", different, table.becomes(column))
+        shown.append(lines)
+    shown.append("" if out else "To write the description as TOML, add --out FILE.toml.")
+    if out:
+        shown.append(f"{out} has the description. Check it. Then: {command}")
+    return [each for each in shown if each != ""]
