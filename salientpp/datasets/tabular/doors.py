@@ -103,15 +103,31 @@ class Table:
         import pyarrow as pa
 
         self.check_columns(columns, "batches()")
-        schema = pa.schema([self.schema.field(name) for name in columns])
         for part in self._parts:
-            for batch, address, first in part.read(schema, most_rows):
-                typed = with_types(batch, schema, f"{self.what}: {address}")
-                at = first
-                for some in sliced(typed, most_rows):
-                    yield TableBatch(some, counted(f"{address}, row ", at))
-                    at += some.num_rows
+            yield from self._batches_of(part, columns, most_rows)
             pa.default_memory_pool().release_unused()
+
+    def head(self, columns: Sequence[str], total: int, most_rows: int) -> Iterator[TableBatch]:
+        """Yields up to ``total`` rows, from the beginning of each part. Otherwise like :meth:`batches`."""
+        self.check_columns(columns, "head()")
+        for number, part in enumerate(self._parts):
+            own = -(-total // (len(self._parts) - number))  # parts share the rows that are left
+            for each in self._batches_of(part, columns, min(most_rows, max(1, own))):
+                if own <= 0:
+                    break
+                batch = each.batch.slice(0, own)
+                own, total = own - batch.num_rows, total - batch.num_rows
+                yield TableBatch(batch, each.where)
+
+    def _batches_of(self, part: TablePart, columns: Sequence[str], most_rows: int) -> Iterator[TableBatch]:
+        import pyarrow as pa
+
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        for batch, address, first in part.read(schema, most_rows):
+            typed, at = with_types(batch, schema, f"{self.what}: {address}"), first
+            for some in sliced(typed, most_rows):
+                yield TableBatch(some, counted(f"{address}, row ", at))
+                at += some.num_rows
 
     def facts(self) -> list[dict[str, Any]]:
         """Returns what identifies the content of each part: address, size and time, or the version of a lake's table, or a digest of an object."""
