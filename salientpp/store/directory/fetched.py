@@ -58,7 +58,7 @@ class FetchedArrays(Arrays):
         return self._map(self.path_of(name), name, dtype)
 
     def path_of(self, name: str) -> Path:
-        """Returns a path of a file, which is fetched if it was not before. Errors are those of :meth:`open`."""
+        """Returns a path of a file, which is fetched if it was not before. Raises the errors of :meth:`open`."""
         with self._lock:
             if name not in self._fetched:
                 self._fetched[name] = self._fetch(name)
