@@ -33,7 +33,7 @@ GROUPS = {
     "prepare a graph": ("describe", "convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm", "serve"),
-    "after a run": ("report",),
+    "after training": ("predict", "report"),
 }
 #: Options of other libraries, and words of this package's functions -> the option of the command.
 MEANT = {
