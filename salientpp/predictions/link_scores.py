@@ -154,9 +154,6 @@ class _Problem:
         if not isinstance(most, int) or most < 1:
             raise ValueError(f"memory must be a number of bytes or text such as '2GiB', got {memory!r}")
         target_ids, order = torch.sort(target_ids)
-        if bool((target_ids[1:] == target_ids[:-1]).any()):
-            twice = int(target_ids[1:][target_ids[1:] == target_ids[:-1]][0])
-            raise ValueError(f"targets must have each id once, but {twice} comes twice; leave one out")
         pairs = _pairs(exclude, source_ids, keys)
         return cls(
             source_ids, rows, target_ids, target_rows[order], number, Excluded.of(pairs, source_ids), most, device
@@ -179,6 +176,8 @@ def _end(given: Any, name: str, keys: VertexKeys) -> tuple[Tensor, Tensor]:
         raise ValueError(f"rows of {name} must be finite, but some have NaN or infinity")
     ids = ids.to(torch.int64)
     keys.check(ids)
+    if twice := _repeated(torch.sort(ids).values):
+        raise ValueError(f"{name} must have each id once, but {twice[0]} comes twice; leave one out")
     return ids, rows.to(torch.float32)
 
 
@@ -227,7 +226,16 @@ def _gathered(problem: _Problem, comm: Comm, begin: int, counts: Sequence[int]) 
         sent = own.repeat(comm.size, *[1] * (own.dim() - 1))
         found.append(comm.all_to_all(sent, [len(own)] * comm.size, counts).wait())
     ids, order = torch.sort(found[0])
+    if twice := _repeated(ids):
+        raise ValueError(
+            f"each target must be given on one rank, but {twice[0]} is given on two; pass the targets of this rank's part"
+        )
     return ids, found[1][order].to(problem.device)
+
+
+def _repeated(ascending: Tensor) -> list[int]:
+    """Returns the first id that comes twice among ids in ascending order, or an empty list."""
+    return ascending[1:][ascending[1:] == ascending[:-1]][:1].tolist()
 
 
 def _write(file: RankFile, best: LinkScores, keys: tuple[VertexKeys, VertexKeys]) -> None:
