@@ -544,7 +544,7 @@ def test_times_are_microseconds_if_one_has_a_fraction_of_a_second(tmp_path):
         (
             {"fill": {}},
             {},
-            r"\[nodes.customer\]: column 'churned' of bool has no value.*fill.*customer customer_id='C3'",
+            r"nodes.customer: column 'churned' of bool has no value.*fill.*customer customer_id='C3'",
         ),
         ({"fill": {"churned": "no"}}, {}, "fill must have a value of bool for 'churned', got 'no'"),
         ({"drop": ["emial"]}, {}, "drop must name columns.*'emial'.*Did you mean email"),
@@ -622,7 +622,7 @@ def test_negative_labels_and_missing_ones_are_refused(tmp_path):
 
 def test_columns_that_cannot_be_attributes_are_left_out_with_a_warning(tmp_path):
     table = pa.table({"id": [1, 2], "where": [{"a": 1}, {"a": 2}], "clock": pa.array([1, 2], pa.time32("s"))})
-    with pytest.warns(UserWarning, match=r"\[nodes.v\]: columns are left out \(clock: .*; where: struct"):
+    with pytest.warns(UserWarning, match=r"nodes.v: columns are left out \(clock: .*; where: struct"):
         data = converted({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "v")
     assert sorted(data["v"].keys()) == ["key_table", "num_nodes"]
 

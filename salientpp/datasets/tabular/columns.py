@@ -85,7 +85,7 @@ class ColumnPlan:
             except pyarrow.ArrowInvalid as error:
                 raise ValueError(
                     f"{where(0)} or a row after it: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, or name it in drop of "
-                    f"[{self.title}]"
+                    f"{self.title}"
                 ) from error
             arrays.append(staged.fill_null(self.fill[name]) if name in self.fill else staged)
         return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
@@ -170,7 +170,7 @@ class _Planner:
         for column in columns:
             if column not in names:
                 raise ValueError(
-                    f"[{self.title}]: {use} must name columns of the table ({', '.join(names)}), got {column!r}{did_you_mean(column, names)}"
+                    f"{self.title}: {use} must name columns of the table ({', '.join(names)}), got {column!r}{did_you_mean(column, names)}"
                 )
 
     def numbers(self, named: set[str]) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ class _Planner:
             found = staged_type(type_)
             if found is None or found[0] != NUMBER:
                 raise ValueError(
-                    f"[{self.title}]: x must name columns with a number a row, got {column!r} of {type_}; leave it out, and it becomes an attribute of its own"
+                    f"{self.title}: x must name columns with a number a row, got {column!r} of {type_}; leave it out, and it becomes an attribute of its own"
                 )
 
     def plan(
@@ -224,14 +224,14 @@ class _Planner:
         kind, staged = found or ("", None)
         if use == "time" and kind != MOMENT and not str(staged).startswith(("int", "uint")):
             raise ValueError(
-                f"[{self.title}]: time must name a column of timestamps, dates or integers, got {name!r} of {type_}; parse it"
+                f"{self.title}: time must name a column of timestamps, dates or integers, got {name!r} of {type_}; parse it"
             )
         if use == "split" and kind != CATEGORY:
             raise ValueError(
-                f"[{self.title}]: split must name a column of texts (train, val, test), got {name!r} of {type_}"
+                f"{self.title}: split must name a column of texts (train, val, test), got {name!r} of {type_}"
             )
         if use == "label" and kind not in (NUMBER, CATEGORY, LIST):
-            raise ValueError(f"[{self.title}]: label must name a column of numbers or texts, got {name!r} of {type_}")
+            raise ValueError(f"{self.title}: label must name a column of numbers or texts, got {name!r} of {type_}")
         return kind, staged
 
     def _check_attributes(self, columns: Sequence[PlannedColumn], has_x: bool, has_split: bool) -> None:
@@ -242,7 +242,7 @@ class _Planner:
             if planned.attribute == planned.column and planned.column in made:
                 other = made[planned.attribute]
                 raise ValueError(
-                    f"[{self.title}]: the column {planned.column!r} and the column or entry {other!r} would both become the attribute {planned.attribute!r}; "
+                    f"{self.title}: the column {planned.column!r} and the column or entry {other!r} would both become the attribute {planned.attribute!r}; "
                     "rename the column, or name it in drop"
                 )
 
@@ -254,13 +254,13 @@ class _Planner:
         for name in sorted(self._fill):
             if name not in types:
                 raise ValueError(
-                    f"[{self.title}]: fill must name columns that become attributes, got {name!r}; leave it out"
+                    f"{self.title}: fill must name columns that become attributes, got {name!r}; leave it out"
                 )
             try:
                 scalars[name] = self._scalar(name, types[name], name in moments)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
                 raise ValueError(
-                    f"[{self.title}]: fill must have a value of {self.schema.field(name).type} for {name!r}, got {self._fill[name]!r} ({first_line(error)})"
+                    f"{self.title}: fill must have a value of {self.schema.field(name).type} for {name!r}, got {self._fill[name]!r} ({first_line(error)})"
                 ) from None
         return scalars
 

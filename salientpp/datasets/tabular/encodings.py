@@ -54,7 +54,7 @@ class StagedColumns:
 
     def error(self, column: str, row: int, text: str) -> ValueError:
         """Returns the error for the value of a row."""
-        return ValueError(f"[{self.plan.title}]: column {column!r} {text} ({self.name_row(row)})")
+        return ValueError(f"{self.plan.title}: column {column!r} {text} ({self.name_row(row)})")
 
 
 def _joined_batches(batches: Sequence[Any], columns: Sequence[str]) -> list[Any]:
@@ -131,7 +131,7 @@ def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]
         nbytes += sum(map(len, new))
         if len(found) > MOST_CATEGORIES or nbytes > MOST_CATEGORY_BYTES:
             raise ValueError(
-                f"[{staged.plan.title}]: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, to become categories, but has more; "
+                f"{staged.plan.title}: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, to become categories, but has more; "
                 "name it in drop, or make it a vertex type of its own"
             )
     return sorted(found)
@@ -319,4 +319,4 @@ def _empty(staged: StagedColumns, column: str) -> Any:
 
 
 def _namer(staged: StagedColumns, columns: Sequence[str], first: int) -> Callable[[int], str]:
-    return lambda row: f"[{staged.plan.title}], {', '.join(columns)} of {staged.name_row(first + row)}"
+    return lambda row: f"{staged.plan.title}, {', '.join(columns)} of {staged.name_row(first + row)}"

@@ -124,7 +124,7 @@ def _warn_of_left_out(plan: ColumnPlan) -> None:
     if plan.left_out:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
         warnings.warn(
-            f"[{plan.title}]: columns are left out ({reasons}). Name them in drop to leave them out on purpose, or cast them",
+            f"{plan.title}: columns are left out ({reasons}). Name them in drop to leave them out on purpose, or cast them",
             UserWarning,
             stacklevel=6,
         )
@@ -136,7 +136,7 @@ def _check_times(plans: Sequence[ColumnPlan]) -> None:
     kinds = dict(found)
     if len(kinds) > 1:
         raise ValueError(
-            f"[{kinds[True]}] has timestamps as time, and [{kinds[False]}] has numbers, which cannot be compared; write timestamps in both"
+            f"{kinds[True]} has timestamps as time, and {kinds[False]} has numbers, which cannot be compared; write timestamps in both"
         )
 
 
