@@ -130,11 +130,12 @@ def _graph_of(given: dict[str, Any], name: str, base: Path) -> TableGraph:
 
 
 def _text_of(nodes: Sequence[NodeTable], edges: Sequence[EdgeTable]) -> str:
-    described = [
-        {each.name: getattr(table, each.name) for each in fields(table)}
-        for tables in (nodes, edges)
-        for table in sorted(tables, key=lambda table: table.name)
-    ]
+    """Returns the entries as JSON."""
+    # The order of entries numbers the types, so it is part of the text.
+    described = {
+        part: [{each.name: getattr(table, each.name) for each in fields(table)} for table in tables]
+        for part, tables in (("nodes", nodes), ("edges", edges))
+    }
     return json.dumps(described, sort_keys=True, default=_json_of)
 
 

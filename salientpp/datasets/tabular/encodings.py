@@ -21,6 +21,9 @@ from salientpp.datasets.tabular.rows import RowFile
 #: Rows that are examined at a time. Sums of floats depend on it, so it never changes.
 _ROWS = 2**16
 
+#: Most rows that are encoded at a time. More would not be faster, and texts may be long.
+_MOST_ROWS = 2**17
+
 #: Most categories of a column, and most bytes of their texts.
 MOST_CATEGORIES, MOST_CATEGORY_BYTES = 100_000, 2**24
 
@@ -301,7 +304,7 @@ def _rows(
 ) -> Rows:
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         done = 0
-        for first, arrays in staged.chunks(columns, max(1, most_bytes // row_bytes)):
+        for first, arrays in staged.chunks(columns, min(_MOST_ROWS, max(1, most_bytes // row_bytes))):
             done = first + len(arrays[0])
             values = np.require(encode(arrays), requirements=["C", "W"])
             yield RowPiece(torch.from_numpy(values), _namer(staged, columns, first), done)
