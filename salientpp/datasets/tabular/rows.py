@@ -63,15 +63,15 @@ class RowFile:
                 for begin in range(0, batch.num_rows, most_rows or max(1, batch.num_rows)):
                     yield batch.slice(begin, most_rows)
 
-    def slice(self, begin: int, end: int, rows_of_a_batch: int) -> pa.Table:
+    def slice(self, begin: int, end: int, rows_of_a_batch: int) -> pa.RecordBatch:
         """Returns rows [begin, end) of a file whose batches all have ``rows_of_a_batch`` rows, except the last one."""
         import pyarrow as pa
 
         with pa.OSFile(str(self.path)) as file:
             reader = _open(file, None)
             numbers = range(begin // rows_of_a_batch, -(-end // rows_of_a_batch))
-            table = pa.Table.from_batches([reader.get_batch(number) for number in numbers], reader.schema)
-        return table.slice(begin - numbers.start * rows_of_a_batch, end - begin).combine_chunks()
+            batch = joined([reader.get_batch(number) for number in numbers], reader.schema)
+        return batch.slice(begin - numbers.start * rows_of_a_batch, end - begin)
 
 
 def _open(file: Any, names: Sequence[str] | None) -> Any:
@@ -86,14 +86,23 @@ def _open(file: Any, names: Sequence[str] | None) -> Any:
 
 
 class RowWriter:
-    """Writes a :class:`RowFile`. Its batches have ``rows_of_a_batch`` rows, except the last one, so equal rows give equal bytes."""
+    """Writes a :class:`RowFile`. Its batches have ``rows_of_a_batch`` rows, except the last one, so equal rows give equal bytes.
 
-    def __init__(self, path: Path, schema: pa.Schema, rows_of_a_batch: int = ROWS_OF_A_BATCH) -> None:
+    If ``most_bytes`` is given, batches with as many bytes end earlier.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        rows_of_a_batch: int = ROWS_OF_A_BATCH,
+        most_bytes: int | None = None,
+    ) -> None:
         import pyarrow as pa
 
-        self.path, self._schema, self._most = path, schema, rows_of_a_batch
+        self.path, self.schema, self._most, self._most_bytes = path, schema, rows_of_a_batch, most_bytes
         self._waiting: list[Any] = []
-        self._num_waiting = self.num_rows = 0
+        self._num_waiting = self._bytes_waiting = self.num_rows = 0
         with says_what_to_do(path):
             self._file = pa.OSFile(str(path), "wb")
             self._writer = pa.ipc.new_file(self._file, schema)
@@ -101,21 +110,22 @@ class RowWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends rows with the columns of the schema."""
         self.num_rows += batch.num_rows
-        if not self._schema.names:
+        if not self.schema.names:
             return
         while batch.num_rows:
             taken = batch.slice(0, self._most - self._num_waiting)
             self._waiting.append(taken)
             self._num_waiting += taken.num_rows
+            self._bytes_waiting += taken.nbytes
             batch = batch.slice(taken.num_rows)
-            if self._num_waiting == self._most:
+            if self._num_waiting == self._most or (self._most_bytes and self._bytes_waiting >= self._most_bytes):
                 self._flush()
 
     def _flush(self) -> None:
         if self._waiting:
             with says_what_to_do(self.path):
-                self._writer.write_batch(joined(self._waiting, self._schema))
-        self._waiting, self._num_waiting = [], 0
+                self._writer.write_batch(joined(self._waiting, self.schema))
+        self._waiting, self._num_waiting, self._bytes_waiting = [], 0, 0
 
     def finish(self) -> RowFile:
         """Writes the remaining rows, waits until the file is on the disk, and returns the file."""
