@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from salientpp.datasets.arrays import first_line, unreadable
+from salientpp.datasets.tabular.keyed import Policy
 from salientpp.suggestions import did_you_mean
 
 #: What an entry of a description may hold, for errors.
@@ -39,8 +40,8 @@ class NodeTable:
     drop: tuple[str, ...] = ()
     fill: Mapping[str, object] = field(default_factory=dict)  # column -> value in place of nulls
     x: tuple[str, ...] | bool = ()  # columns that are joined into ``x``; True: all numbers
-    duplicates: str = "error"
-    null_keys: str = "error"
+    duplicates: Policy = "error"
+    null_keys: Policy = "error"
 
     @property
     def title(self) -> str:
@@ -59,8 +60,8 @@ class EdgeTable:
     time: str | None = None
     drop: tuple[str, ...] = ()
     fill: Mapping[str, object] = field(default_factory=dict)
-    dangling: str = "error"
-    null_keys: str = "error"
+    dangling: Policy | Literal["add"] = "error"
+    null_keys: Policy = "error"
     reverse: bool = True  # also store the relation ``rev_NAME``
 
     @property
