@@ -95,7 +95,7 @@ def convert(
     """
     root, progress = Path(root), progress or Progress()
     with contextlib.ExitStack() as stack:
-        if isinstance(source, Mapping) or source.startswith(TABLES):
+        if isinstance(source, Mapping) or (isinstance(source, str) and source.startswith(TABLES)):
             budget = _budget_of_tables(memory, root, overwrite)
             opened = stack.enter_context(opened_tables(source, root, undirected, budget, report, progress))
         else:

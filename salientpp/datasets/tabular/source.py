@@ -25,7 +25,10 @@ from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges
 from salientpp.datasets.tabular.numbering import NumberedVertices
 from salientpp.store.key_table import KeyTable
 
-#: Kinds of facts that describe a time.
+#: Reason why the columns in ``Table.left_out`` are left out.
+_INDEX = "it is an index without a name, which pandas stored"
+
+#: Microseconds -> name of the unit.
 _UNITS = {SECOND: "second", 1: "microsecond"}
 
 
@@ -119,8 +122,12 @@ def describe_source(
         "description": json.loads(graph.text),
         "time_unit": unit and _UNITS[unit],
         "tables": {
-            title: {"from": tables[title].provenance(), **facts[title], "left_out": dict(columns[title].plan.left_out)}
-            for title in tables
+            title: {
+                "from": table.provenance(),
+                **facts[title],
+                "left_out": {**dict.fromkeys(table.left_out, _INDEX), **columns[title].plan.left_out},
+            }
+            for title, table in tables.items()
         },
     }
     source = Source(graph.name, nodes, edges, made_of={"tables": task}, origin=origin)

@@ -136,7 +136,8 @@ def _check_times(plans: Sequence[ColumnPlan]) -> None:
     kinds = dict(found)
     if len(kinds) > 1:
         raise ValueError(
-            f"{kinds[True]} has timestamps as time, and {kinds[False]} has numbers, which cannot be compared; write timestamps in both"
+            f"{kinds[True]} has timestamps as time, and {kinds[False]} has numbers, which cannot be compared; write timestamps in both, or name one "
+            "column in drop"
         )
 
 
