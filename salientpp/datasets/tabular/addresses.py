@@ -228,7 +228,9 @@ def _matches(place: _Place, what: str) -> list[Any]:
 
     folder = os.path.dirname(_fixed(place.path))
     rest = place.path[len(folder) :].lstrip("/")
-    listed = place.system.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive="/" in rest))
+    listed = place.system.get_file_info(
+        fs.FileSelector(folder, allow_not_found=True, recursive=bool(re.search(r"/|\*\*", rest)))
+    )
     _refuse_lake(place, listed, folder, what)
     pattern = re.compile(_expression(rest))
     files = [info for info in listed if info.is_file]
@@ -286,7 +288,8 @@ def _is_data(info: Any, root: str, endings: Sequence[str]) -> bool:
 
 def ending_of(path: str) -> str:
     """Returns the ending of a file's name that says its format, in lower case: ``.csv`` of ``a.CSV.gz``."""
-    suffixes = [suffix.lower() for suffix in Path(path.partition("?")[0]).suffixes]
+    name = path.partition("?")[0] if "://" in path else path
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""

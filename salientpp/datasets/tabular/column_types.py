@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def joined_schema(looked: Sequence[tuple[str, Looked]], what: str) -> pa.Schema:
     """Returns the columns of a table, with types that hold the values of all parts.
 
-    Texts of different types become ``large_string``, binary values ``large_binary``, and categories their values. A column without values takes the type of
-    the others. Columns of CSV files take the first type that fits all their values. ``looked`` has the address and the content of each part.
+    Texts of different types become ``large_string``, binary values ``large_binary``, categories their values, and times take the finer unit. A column
+    without values takes the type of the others. Columns of CSV files take the first type that fits all their values. ``looked`` has the address and the
+    content of each part.
 
     Raises:
         ValueError: a part lacks a column, or two parts have different types. The text has both parts.
@@ -85,6 +86,8 @@ def joined_type(type_: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     for group, joined in ((is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
         if all(map(group, types)):
             return joined
+    if all(map(pa.types.is_timestamp, types)) and types[0].tz == types[1].tz:
+        return max(types, key=lambda each: ("s", "ms", "us", "ns").index(each.unit))
     return None
 
 

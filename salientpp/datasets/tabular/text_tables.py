@@ -108,7 +108,7 @@ def _converted(values: Any, kind: str) -> Any:
     matches = pc.match_substring_regex(values, _PATTERNS[kind])
     if kind == "double":
         matches = pc.and_(matches, pc.match_substring_regex(values, r"[0-9]"))
-    if not pc.all(matches).as_py():
+    if not pc.all(matches, min_count=0).as_py():
         return None
     try:
         return values.cast(_type(kind))
@@ -139,18 +139,22 @@ def as_type(values: Any, field: pa.Field, first: int) -> Any:
         return values.cast(field.type)
     missing = _is_missing(values)
     values = pc.if_else(missing, pa.scalar(None, pa.string()), values)
-    kind = next((kind for kind in _PATTERNS if _type(kind) == field.type), None)
     present = values.drop_null()
-    if pa.types.is_null(field.type) and not len(present):
-        return pa.nulls(len(values))
+    if not len(present):
+        return pa.nulls(len(values), field.type)
+    kind = next((kind for kind in _PATTERNS if _is_of(kind, field.type)), None)
     if kind is None or _converted(present, kind) is None:
-        wrong = next(
-            (at for at in range(len(values)) if values[at].is_valid and not _fits(values[at : at + 1], kind)), 0
-        )
-        raise ValueError(
-            f"row {first + wrong}: column {field.name!r} must hold {field.type}, got {values[wrong].as_py()!r}"
-        )
-    return values.cast(field.type)
+        at = next((at for at in range(len(values)) if values[at].is_valid and not _fits(values[at : at + 1], kind)), 0)
+        raise ValueError(f"row {first + at}: column {field.name!r} must hold {field.type}, got {values[at].as_py()!r}")
+    return values.cast(_type(kind)).cast(field.type)
+
+
+def _is_of(kind: str, type_: pa.DataType) -> bool:
+    """Returns if a type is the type of a kind, or a time in another unit."""
+    import pyarrow as pa
+
+    own = _type(kind)
+    return own == type_ or (pa.types.is_timestamp(own) and pa.types.is_timestamp(type_) and own.tz == type_.tz)
 
 
 def _fits(value: Any, kind: str | None) -> bool:
