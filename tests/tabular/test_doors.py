@@ -220,7 +220,6 @@ STRINGS = [
     ["12345678901234567", "1.5"],
     ["2024-02-30", "2024-02-01"],
     ["1", "true"],
-    ["-0", "0"],
     ["1_000", "1"],
     [".", "1.5"],
 ]
@@ -288,7 +287,7 @@ def test_json_of_many_blocks_has_one_schema(tmp_path):
         ("t.jsonl", '{"a": 1', "t: t.jsonl: damaged"),
         ("t.csv", "", "t: t.csv: damaged, or not a file of this kind .*Empty CSV"),
         ("t.csv", "a,b\n1,2\n3\n", "t: t.csv: damaged.*Expected 2 columns, got 1"),
-        ("t.csv", "a,a\n1,2\n", "t: t.csv has several columns called 'a'; rename them"),
+        ("t.csv", "a,a\n1,2\n", "t: t.csv: several columns called 'a'; rename them"),
     ],
 )
 def test_damaged_text_is_refused(tmp_path, name, text, error):
@@ -318,11 +317,11 @@ def test_tables_of_libraries_are_tables(tmp_path):
 
 def test_a_frame_of_pandas_keeps_a_named_index_only(tmp_path):
     pandas = package("pandas")
-    frame = pandas.DataFrame({"key": ["a", "b", "c"], "v": [1, 2, 3]})
-    assert open_table([frame[frame.v > 1]], tmp_path, "t").names == ("key", "v")
-    assert open_table([frame[frame.v > 1]], tmp_path, "t").left_out == ("__index_level_0__",)
+    frame = pandas.DataFrame({"key": ["a", "b", "c", "d"], "v": [1, 2, 3, 4]})
+    assert open_table([frame[frame.v != 3]], tmp_path, "t").names == ("key", "v")
+    assert open_table([frame[frame.v != 3]], tmp_path, "t").left_out == ("__index_level_0__",)
     assert set(open_table([frame.set_index("key")], tmp_path, "t").names) == {"key", "v"}
-    frame[frame.v > 1].to_parquet(tmp_path / "t.parquet")
+    frame[frame.v != 3].to_parquet(tmp_path / "t.parquet")
     assert open_table(["t.parquet"], tmp_path, "t").names == ("key", "v")
 
 

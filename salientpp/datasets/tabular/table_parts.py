@@ -63,10 +63,11 @@ class FilePart:
         self._format = format_of(file)
         try:
             in_file = self._format.look(file)
+            stored = in_file.schema.names  # fails if the names are damaged
         except Exception as error:  # pyarrow has many types of errors
             self._raise(error, "")
         self._columns = in_file.schema
-        self._folders = {name: value for name, value in file.folders if name not in in_file.schema.names}
+        self._folders = {name: value for name, value in file.folders if name not in stored}
         self.looked = _with_folders(in_file, self._folders)
 
     def read(self, schema: pa.Schema, most_rows: int) -> Iterator[tuple[pa.RecordBatch, str, int]]:
@@ -78,6 +79,7 @@ class FilePart:
         first = 0
         try:
             for batch in self._format.read(self._file, of_file, most_rows):
+                batch.validate(full=True)  # damaged offsets would lead outside the buffers
                 for name in self._folders:
                     if name in schema.names:
                         batch = _with_value(batch, schema.field(name), self._folders[name])
@@ -89,11 +91,12 @@ class FilePart:
     def _raise(self, error: Exception, after: str) -> None:
         if isinstance(error, (MemoryError, ImportError)):
             raise error
-        if isinstance(error, OSError) and not _is_damage(error):
+        if isinstance(error, OSError) and not _is_damage(error, self._file.is_local):
             raise_in_words(self._what, self.address + after, error)
         self.check_unchanged(self._what)
         reason = first_line(error)
-        text = reason if reason.startswith("row ") else f"damaged, or not a file of this kind ({reason})"
+        is_own = type(error) is ValueError  # pyarrow raises subclasses
+        text = reason if is_own else f"damaged, or not a file of this kind ({reason})"
         raise ValueError(f"{self._what}: {self.address}{after}: {text}") from error
 
     def facts(self) -> dict[str, Any]:
@@ -138,15 +141,20 @@ def _with_value(batch: pa.RecordBatch, field: pa.Field, value: str | None) -> pa
     return pa.RecordBatch.from_arrays([*batch.columns, as_type(column, field, 0)], schema=schema)
 
 
-def _is_damage(error: OSError) -> bool:
+#: Words of errors about the bytes of a file.
+_DAMAGE = re.compile(
+    r"(?i)deserialize|decompress|corrupt|zlib|gzip|snappy|zstd|lz4|unexpected end|magic|truncated|not an? [a-z]+ file|expected to be able to read"
+)
+
+#: Words of errors about reading them.
+_NETWORK = re.compile(r"(?i)AWS Error|curl|connection|timeout|http|socket")
+
+
+def _is_damage(error: OSError, is_local: bool) -> bool:
     """Returns if an OSError of pyarrow is about the bytes of a file, and not about reading them."""
-    return error.errno is None and bool(
-        re.search(
-            r"(?i)deserialize|decompress|corrupt|zlib|gzip|snappy|zstd|lz4|unexpected end|magic|expected to be able to read|truncated",
-            str(error),
-        )
-        and not re.search(r"(?i)AWS Error|curl|connection|timeout|http", str(error))
-    )
+    if error.errno is not None:
+        return False
+    return is_local or (_DAMAGE.search(str(error)) is not None and _NETWORK.search(str(error)) is None)
 
 
 class ObjectPart:

@@ -162,12 +162,15 @@ def _fits(value: Any, kind: str | None) -> bool:
 
 
 def _header(file: TableFile) -> list[str]:
-    """Returns the names in the first line."""
+    """Returns the names in the first line. Raises ValueError if two are equal."""
     from pyarrow import csv
 
     with file.system.open_input_stream(file.path, buffer_size=2**16) as stream:
         options = csv.ReadOptions(use_threads=False, block_size=_BLOCK)
         names = csv.open_csv(stream, read_options=options, parse_options=_parsing(file)).schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"several columns called {twice!r}; rename them")
     return names
 
 
