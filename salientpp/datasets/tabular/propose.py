@@ -21,6 +21,9 @@ _SHARE_BY_NAME, _SHARE_BY_VALUES = 0.5, 0.9
 #: Different values that texts need so that they may refer to a table whose name they do not have.
 _TEXT_VALUES = 3
 
+#: Names of integers that may refer to rows of their own table. Otherwise integers of any meaning would.
+_OWN_TABLE = re.compile(r"parent|manager|boss|reply|replies|reports?_to|prev|next|root|origin")
+
 #: Names of the time at which a row came to be, the best first.
 _TIMES = (r"creat|order|occur|event|regist|sign", r"(^|_)(time|timestamp|date|at|ts)$|time|date", r"")
 
@@ -195,13 +198,16 @@ def _find_references(table: TableProposal, tables: Mapping[str, TableProposal]) 
             if len(other.key) != 1 or is_itself:
                 continue
             key = other.profile.columns[other.key[0]]
-            reference = _reference(column, key, other, is_key=table.key == (column.name,))
+            is_named = column.is_named_as_key or _OWN_TABLE.search(plain_name(column.name)) is not None
+            if other is table and column.group == "integer" and not _OWN_TABLE.search(plain_name(column.name)):
+                continue
+            reference = _reference(column, key, other, table.key == (column.name,), is_named)
             if reference is not None:
                 found.append((not reference.by_name, reference.missing, name, reference))
         if not found:
             continue
         best = [each for each in found if each[:2] == min(found)[:2]]
-        own = [each for each in best if each[2] == table.profile.name and stem_of(column.name).startswith("parent")]
+        own = [each for each in best if each[2] == table.profile.name and _OWN_TABLE.search(plain_name(column.name))]
         if len(best) == 1 or own:
             table.references.append((own or best)[0][3])
         else:
@@ -217,8 +223,13 @@ def _widest(values: Any) -> Any:
     return values.cast(pa.large_string()) if is_text(values.type) else values
 
 
-def _reference(column: ColumnProfile, key: ColumnProfile, other: TableProposal, is_key: bool) -> Reference | None:
-    """Returns the reference of ``column`` to ``key``, the key of ``other``, or None if it does not refer to it."""
+def _reference(
+    column: ColumnProfile, key: ColumnProfile, other: TableProposal, is_key: bool, is_named: bool
+) -> Reference | None:
+    """Returns the reference of ``column`` to ``key``, the key of ``other``, or None if it does not refer to it.
+
+    ``is_key`` says that the column is the key of its table, and ``is_named`` that its name is one of a reference.
+    """
     import pyarrow.compute as pc
 
     if column.group != key.group or (column.group == "other" and column.type != key.type):
@@ -228,12 +239,13 @@ def _reference(column: ColumnProfile, key: ColumnProfile, other: TableProposal, 
     share = 1 - missing / len(values)
     by_name = _refers_by_name(stem_of(column.name), other.profile.name)
     is_similar = plain_name(column.name) == plain_name(key.name) and stem_of(column.name) != ""
-    reference = Reference(column.name, other.profile.name, missing, column.nulls, by_name or is_similar)
+    by_name |= is_similar and not is_key
+    reference = Reference(column.name, other.profile.name, missing, column.nulls, by_name)
     if reference.by_name:
         return reference if share >= _SHARE_BY_NAME or not other.profile.is_whole else None
     if is_key:
         return None
-    if column.is_named_as_key or stem_of(column.name).startswith("parent"):
+    if is_named:
         return reference if share >= _SHARE_BY_VALUES and column.distinct > 1 else None
     is_word = column.group == "text" and share == 1 and column.distinct >= _TEXT_VALUES
     return reference if is_word else None

@@ -89,7 +89,7 @@ class FilePart:
             self._raise(error, f" after row {first}")
 
     def _raise(self, error: Exception, after: str) -> None:
-        if isinstance(error, (MemoryError, ImportError)):
+        if isinstance(error, ImportError) or (isinstance(error, MemoryError) and not _is_absurd(error)):
             raise error
         if isinstance(error, OSError) and not _is_damage(error, self._file.is_local):
             raise_in_words(self._what, self.address + after, error)
@@ -141,6 +141,9 @@ def _with_value(batch: pa.RecordBatch, field: pa.Field, value: str | None) -> pa
     return pa.RecordBatch.from_arrays([*batch.columns, as_type(column, field, 0)], schema=schema)
 
 
+#: Bytes that no machine has.
+_MOST_MEMORY = 2**43
+
 #: Words of errors about the bytes of a file.
 _DAMAGE = re.compile(
     r"(?i)deserialize|decompress|corrupt|zlib|gzip|snappy|zstd|lz4|unexpected end|magic|truncated|not an? [a-z]+ file|expected to be able to read"
@@ -155,6 +158,12 @@ def _is_damage(error: OSError, is_local: bool) -> bool:
     if error.errno is not None:
         return False
     return is_local or (_DAMAGE.search(str(error)) is not None and _NETWORK.search(str(error)) is None)
+
+
+def _is_absurd(error: MemoryError) -> bool:
+    """Returns if more memory was asked for than any machine has, because a size in the file is damaged."""
+    found = re.search(r"size (-?\d+)", str(error))
+    return found is not None and not 0 <= int(found[1]) < _MOST_MEMORY
 
 
 class ObjectPart:
