@@ -60,7 +60,8 @@ def load_dataset(
             * ``"python:MODULE:FUNCTION"``: the result of the function, called without arguments. The module is searched in the current directory, then on
               `sys.path`. The standard output of the module and the function goes to stderr;
             * ``"converted:DIR"``: a directory that `convert` wrote. Its arrays are mapped copy-on-write, and `adj_t` (torch's CSR) replaces `edge_index`.
-              Sizes and sampled checksums are checked; with `verify=True`, every byte;
+              Sizes and sampled checksums are checked; with `verify=True`, every byte. Types of vertices that were tables with keys have a `key_table`, whose
+              `rows(ids)` gives the keys of vertices;
             * the name of a homogeneous OGB node-property dataset. The result also has the attributes that OGB's own PyG loader sets: `edge_attr`, `node_year`
               and `node_species`, if the dataset has them. `y` of the multi-label ogbn-proteins is int64 [N, 112]. Each call reads the raw files (about a
               minute for ogbn-products);

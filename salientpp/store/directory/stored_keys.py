@@ -6,7 +6,7 @@ vertex of each. A look-up finds a hash by bisection, and compares the keys of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,8 +56,8 @@ class StoredKeys:
         vertices = self._with_keys(type_)
         what = f"keys of {self._arrays.root}{words_of_type(type_)}"
         table = read_keys(keys, [column["name"] for column in vertices.keys or ()], what)
-        pieces = table.combine_chunks().to_batches(max_chunksize=_KEYS_AT_ONCE)
-        found = [self._find(vertices, _decoded(piece.columns), what) for piece in pieces]
+        pieces = table.to_batches(max_chunksize=_KEYS_AT_ONCE)
+        found = [self._find(vertices, piece.columns, what) for piece in pieces]
         return torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *found]))
 
     def are_valid(self, type_: str | None, part_ids: Iterable[int]) -> bool:
@@ -198,45 +198,49 @@ class WithKeys:
 
 
 def read_keys(keys: Any, names: Sequence[str], what: str) -> pa.Table:
-    """Reads a user's keys as a table of the key columns ``names``. ``what`` begins the text of an error."""
+    """Reads a user's keys as a table of the key columns ``names``. Raises ValueError, which begins with ``what``, if that is not possible."""
     pyarrow = arrow()
     given = keys.numpy() if isinstance(keys, Tensor) else keys
     try:
         if isinstance(given, Mapping):
-            table = pyarrow.table({name: column for name, column in given.items() if name in names} or dict(given))
-        elif isinstance(given, (pyarrow.Table, pyarrow.RecordBatch)):
-            table = pyarrow.table(given) if isinstance(given, pyarrow.RecordBatch) else given
-        else:
-            column = _column(given)
-            if pyarrow.types.is_struct(column.type):
-                table = pyarrow.Table.from_struct_array(column)
-            elif len(names) == 1:
-                table = pyarrow.table([column], names=list(names))
-            else:
-                raise ValueError(f"expected a table with the columns {', '.join(names)}, got a single column")
-    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{what}: these cannot be read as keys ({error}); pass a table with the columns {', '.join(names)}") from None  # fmt: skip
+            _check_columns([*given], names, what)
+            return pyarrow.table({name: given[name] for name in names})
+        if isinstance(given, pyarrow.RecordBatch):
+            given = pyarrow.Table.from_batches([given])
+        column = None if isinstance(given, pyarrow.Table) else _column(given)
+        if column is not None and pyarrow.types.is_struct(column.type):
+            given, column = pyarrow.Table.from_struct_array(column), None
+    except (pyarrow.ArrowException, TypeError, OverflowError) as error:
+        raise ValueError(
+            f"{what}: these cannot be read as keys ({error}); pass a table with the columns {', '.join(names)}"
+        ) from None
+    if column is None:
+        _check_columns(given.column_names, names, what)
+        return given.select(list(names))
+    if len(names) > 1:
+        raise ValueError(
+            f"{what}: a key has several columns, got one; pass a table with the columns {', '.join(names)}"
+        )
+    return pyarrow.table([column], names=list(names))
+
+
+def _check_columns(found: Sequence[Any], names: Sequence[str], what: str) -> None:
     for name in names:
-        times = table.column_names.count(name)
+        times = found.count(name)
         if times != 1:
             raise ValueError(
-                f"{what}: expected one column {name!r}, got {times or 'none'} among {', '.join(table.column_names) or 'no columns'}"
-                f"{did_you_mean(name, table.column_names)}"
+                f"{what}: expected one column {name!r}, got {times or 'none'} among {', '.join(map(str, found)) or 'no columns'}{did_you_mean(name, found)}"
             )
-    return table.select(list(names))
 
 
 def _column(values: Any) -> pa.ChunkedArray:
     """Returns an array, a series or a sequence as a column. A table of another library gives a column of structs."""
     pyarrow = arrow()
+    if isinstance(values, (str, bytes)):  # else each character would be a key
+        raise TypeError("a single value; put it into a list")
     if isinstance(values, (pyarrow.Array, pyarrow.ChunkedArray)) or hasattr(values, "__arrow_c_stream__"):
         return pyarrow.chunked_array([values] if isinstance(values, pyarrow.Array) else values)
     return pyarrow.chunked_array([pyarrow.array(values)])
-
-
-def _decoded(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
-    pyarrow = arrow()
-    return (each.dictionary_decode() if pyarrow.types.is_dictionary(each.type) else each for each in columns)
 
 
 def _flat(values: pa.Array) -> np.ndarray:
