@@ -123,7 +123,9 @@ def adapt_keys(
         ValueError: the tables have keys of different kinds, for example strings and integers, or of different numbers of columns.
     """
     if len(columns) != len(types):
-        raise ValueError(f"{what}: a key must have {len(types)} columns, got {len(columns)}; name them in the same order")
+        raise ValueError(
+            f"{what}: a key must have {len(types)} columns, got {len(columns)}; name them in the same order"
+        )
     adapted, unlike = [], None
     for column, type_ in zip(columns, types):
         if column.type != type_:

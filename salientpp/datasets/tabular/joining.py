@@ -163,7 +163,7 @@ def missing_keys(
     if unlike.count:
         raise ValueError(
             f"{what}: {rows_that_have(unlike.count)} a key that the type of the vertices' keys, {', '.join(map(str, end.types))}, cannot hold, for example "
-            f"{'; '.join(unlike.examples)}; cast the key of the vertices' table, or set dangling = \"drop\""
+            f'{"; ".join(unlike.examples)}; cast the key of the vertices\' table, or set dangling = "drop"'
         )
     return writer.finish()
 
@@ -224,7 +224,7 @@ class _End:
         if dropped.count and policy == "error":
             places = places_of(self._table, self.key, self.types, self.unknown, most_rows, self.what, most_places=1)
             raise ValueError(
-                f"{self.what}: {rows_that_have(dropped.count)} a key that no vertex has, for example {places}; add the vertices, or set dangling = \"drop\" "
+                f'{self.what}: {rows_that_have(dropped.count)} a key that no vertex has, for example {places}; add the vertices, or set dangling = "drop" '
                 'or "add"'
             )
         return dropped

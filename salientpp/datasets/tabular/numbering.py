@@ -139,9 +139,7 @@ class _Numbering:
         plain = [plain_type(table.schema.field(name).type) for name in columns]
         self._column_fields = [pa.field(f"column {number}", type_) for number, type_ in enumerate(plain)]
         added_field = pa.field("added", pa.uint8())
-        self.schema = pa.schema(
-            [pa.field("hash", pa.uint64()), *self._key_fields, added_field, *self._column_fields]
-        )
+        self.schema = pa.schema([pa.field("hash", pa.uint64()), *self._key_fields, added_field, *self._column_fields])
         self.rest = self.schema.names[1:]
 
     def batches(self, nulls: NullKeys) -> Iterator[pa.RecordBatch]:

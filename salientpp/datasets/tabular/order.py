@@ -44,7 +44,7 @@ def order_columns(column: pa.Array) -> list[pa.Array]:
         return [_words(_float_words(_numbers(column, f"<u{type_.bit_width // 8}")), column)]
     if types.is_unsigned_integer(type_):
         return [column.cast(pa.uint64())]
-    if types.is_integer(type_) or types.is_temporal(type_) and type_.bit_width <= 64:
+    if types.is_integer(type_) or (types.is_temporal(type_) and type_.bit_width <= 64):
         values = _numbers(column, f"<i{type_.bit_width // 8}").astype(np.int64)
         return [_words(values.view(np.uint64) ^ _SIGN, column)]
     texts = [None if value is None else repr(value).encode() for value in column.to_pylist()]

@@ -49,9 +49,7 @@ class RowFile:
         with pa.OSFile(str(self.path)) as file:
             return pa.ipc.open_file(file).schema
 
-    def batches(
-        self, names: Sequence[str] | None = None, most_rows: int | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, names: Sequence[str] | None = None, most_rows: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yields all rows in order, in batches of at most ``most_rows``, with the columns ``names``. None reads all columns in batches as in the file."""
         import pyarrow as pa
 
@@ -148,9 +146,7 @@ def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     if len(batches) == 1:
         return batches[0]
     columns = [
-        pa.concat_arrays([batch.column(number) for batch in batches])
-        if batches
-        else pa.array([], type=field.type)
+        pa.concat_arrays([batch.column(number) for batch in batches]) if batches else pa.array([], type=field.type)
         for number, field in enumerate(schema)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -168,9 +164,7 @@ def portions(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.
             yield batch.slice(begin, rows)
 
 
-def gathered(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int
-) -> Iterator[pa.RecordBatch]:
+def gathered(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int) -> Iterator[pa.RecordBatch]:
     """Joins consecutive batches into ones of about ``most_bytes`` bytes; the last may be smaller."""
     waiting, num_bytes = [], 0
     for batch in portions(batches, most_bytes):
@@ -219,7 +213,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
     if isinstance(type_, pa.BaseExtensionType):
         return plain_type(type_.storage_type)
-    if types.is_dictionary(type_) or hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_):
+    if types.is_dictionary(type_) or (hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_)):
         return plain_type(type_.value_type)
     if types.is_string(type_) or type_ == getattr(pa, "string_view", pa.null)():
         return pa.large_string()
