@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: Places that are tried one after the other, before a binary search finds the place of a hash.
 _TRIES = 4
 
+_CELLS_AT_ONCE = 2**16
+
 
 class KeyIndex:
     """Finds positions of keys. Hashes choose the candidates, and the keys themselves are compared, so a result is exact.
@@ -26,15 +28,18 @@ class KeyIndex:
         self.hashes, self.keys = hashes, list(keys)
         self._first = int(hashes[0]) if len(hashes) else 0
         span = int(hashes[-1]) - self._first if len(hashes) else 0
-        # About two cells for each hash. A cell has the position of the first hash that is not below it.
-        self._shift = max(0, span.bit_length() - max(1, len(hashes).bit_length()) - 1)
-        cells = np.arange((span >> self._shift) + 1, dtype=np.uint64) << np.uint64(self._shift)
-        self._cells = np.searchsorted(hashes, cells + np.uint64(self._first))
+        # One or two cells for each hash. A cell has the position of the first hash that is not below it.
+        self._shift = max(0, span.bit_length() - len(hashes).bit_length())
+        self._cells = np.empty((span >> self._shift) + 1, dtype=np.int32 if len(hashes) < 2**31 else np.int64)
+        for begin in range(0, len(self._cells), _CELLS_AT_ONCE):
+            part = self._cells[begin : begin + _CELLS_AT_ONCE]
+            cells = np.arange(begin, begin + len(part), dtype=np.uint64) << np.uint64(self._shift)
+            part[:] = np.searchsorted(hashes, cells + np.uint64(self._first))
 
     @staticmethod
     def bytes_per_key() -> int:
         """Returns the bytes that an index needs for each key, in addition to the keys themselves."""
-        return 8 + 4 * 8
+        return 24
 
     def find(self, hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
         """Returns the position of each key, int64 [n], or -1 if the index does not have it.
@@ -65,7 +70,7 @@ class KeyIndex:
         cell = (hashes - np.uint64(self._first)) >> np.uint64(self._shift)
         beyond = cell >= np.uint64(len(self._cells))
         cell = np.where(below | beyond, np.uint64(0), cell).astype(np.int64)
-        places = self._cells[cell]
+        places = self._cells[cell].astype(np.int64)
         last = len(self.hashes) - 1
         for _ in range(_TRIES):
             later = (self.hashes[places] < hashes) & (places < last)

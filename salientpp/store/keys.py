@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: Rows that are hashed at a time, so that their arrays stay in the processor's cache.
 _ROWS = 2**15
 
+_START = np.uint64(0x243F6A8885A308D3)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINAL = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -189,7 +190,7 @@ def key_hash(columns: Sequence[pa.Array]) -> np.ndarray:
         columns: canonical arrays [n] without nulls. Nulls get an undefined hash.
     """
     num_rows = len(columns[0])
-    hashes = np.zeros(num_rows, dtype=np.uint64)
+    hashes = np.full(num_rows, _START, dtype=np.uint64)
     for begin in range(0, num_rows, _ROWS):
         part = hashes[begin : begin + _ROWS]
         for column in columns:
@@ -239,7 +240,8 @@ def _absorb_bytes(hashes: np.ndarray, ends: np.ndarray, data: Any) -> None:
 
 def _absorb_uneven(hashes: np.ndarray, begins: np.ndarray, lengths: np.ndarray, words: np.ndarray) -> None:
     # Long values come first, so that the values that have a word number ``at`` are the first ones.
-    order = np.argsort(-lengths, kind="stable")
+    is_even = (lengths == lengths[0]).all()
+    order = slice(None) if is_even else np.argsort(-lengths, kind="stable")
     begins, lengths = begins[order], lengths[order]
     sorted_hashes = hashes[order]
     num_words = (lengths + 7) // 8

@@ -48,7 +48,8 @@ def contents(edges: JoinedEdges, columns: int) -> tuple:
     directions = [edges.forward] if edges.backward is None else [edges.forward, edges.backward]
     bytes_ = [direction.ends.path.read_bytes() for direction in directions]
     rows = repr([edges_of(direction, columns) for direction in directions])
-    return edges.num_edges, bytes_, rows, edges.null_keys.count, edges.dangling_sources, edges.dangling_targets
+    dropped = edges.null_keys, edges.dangling_sources, edges.dangling_targets
+    return edges.num_edges, bytes_, rows, [of.count for of in dropped]
 
 
 @given(st.data())

@@ -40,7 +40,7 @@ def numbered(table: pa.Table, key: list[str], folder: Path, working: int = 2**30
 def contents(vertices: NumberedVertices) -> tuple:
     """Everything but the paths; NaN as a text."""
     columns = repr(rows_of(vertices.columns))
-    counts = vertices.num_vertices, vertices.num_added, vertices.duplicates, vertices.null_keys.count
+    counts = vertices.num_vertices, vertices.num_added, vertices.duplicates.count, vertices.null_keys.count
     return vertices.keys.path.read_bytes(), vertices.hashes.read_bytes(), columns, counts
 
 

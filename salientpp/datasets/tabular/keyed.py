@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 #: What to do with rows that have no place in the graph.
 Policy = Literal["error", "drop"]
+
+
+#: Rows of a batch that are compared with a key whose hash they have.
+_TRIED = 16
 
 
 class KeyedBatch(Protocol):
@@ -87,8 +92,8 @@ class NullKeys:
         """Returns what was dropped. Raises ValueError if the policy is ``error`` and a row has no key."""
         if self._count and policy == "error":
             raise ValueError(
-                f"{what}: {rows_that_have(self._count)} no value in {' or '.join(map(repr, self._key))}, for example {'; '.join(self._examples)}; fill the column, or "
-                'set null_keys = "drop"'
+                f"{what}: {rows_that_have(self._count)} no value in {' or '.join(map(repr, self._key))}, for example {'; '.join(self._examples)}; "
+                'fill the column, or set null_keys = "drop"'
             )
         return Dropped(self._count, tuple(self._examples))
 
@@ -147,18 +152,19 @@ def places_of(
         The texts of the keys, each with the places of rows that have this key.
     """
     places: dict[str, list[str]] = {text: [] for text in examples.texts}
-    wanted = np.array(list(examples.texts.values()), dtype=np.uint64)
     for piece in table.batches(tuple(dict.fromkeys(key)), most_rows):
         own = keys_of(piece.batch, key, what)
         adapted, unlike = adapt_keys(own, types, what)
         is_valid = ~has_null(own, piece.batch.num_rows)
         for columns, is_one in ((adapted, ~unlike), (own, unlike)) if unlike is not None else ((adapted, True),):
-            for row in np.flatnonzero(is_valid & is_one & np.isin(key_hash(columns), wanted)).tolist():
-                of = places.get(key_text(key, columns, row), [])
+            hashes = key_hash(columns)
+            for text, of in places.items():
                 if len(of) < most_places:
-                    of.append(piece.where(row))
-                elif all(len(of) >= most_places for of in places.values()):
-                    break
+                    rows = np.flatnonzero(is_valid & is_one & (hashes == np.uint64(examples.texts[text])))
+                    same = (row for row in rows[:_TRIED].tolist() if key_text(key, columns, row) == text)
+                    of += [piece.where(row) for row in itertools.islice(same, most_places - len(of))]
+        if all(len(of) == most_places for of in places.values()):
+            break
     return "; ".join(f"{text} ({', '.join(of)})" if of else text for text, of in places.items())
 
 

@@ -61,23 +61,20 @@ class Resolving:
 
     def resolve(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yields the edges whose key is known, in any order, with the number of the vertex instead of hash and key."""
-        hashes = np.load(self.vertices.hashes, mmap_mode="r")
-        return self._resolve(batches, schema, hashes, 0, len(hashes))
+        return self._resolve(batches, schema, 0, self.vertices.num_vertices)
 
-    def _resolve(
-        self, batches: Iterable[Any], schema: pa.Schema, hashes: np.ndarray, begin: int, end: int
-    ) -> Iterator[Any]:
+    def _hashes(self) -> np.ndarray:
+        # Mapped again for each use, so that pages of former uses do not count as memory of the process.
+        return np.load(self.vertices.hashes, mmap_mode="r")
+
+    def _resolve(self, batches: Iterable[Any], schema: pa.Schema, begin: int, end: int) -> Iterator[Any]:
         """Resolves edges whose vertices are in [begin, end), if they have one."""
-        of_a_key = KeyIndex.bytes_per_key() + self.vertices.keys.path.stat().st_size / max(1, len(hashes))
-        num_buckets = int(min(MOST_BUCKETS, -(-(end - begin) * of_a_key * _INDEXED // self.working)))
-        # Vertices whose hashes are equal are not divided.
-        if num_buckets <= 1 or hashes[begin] == hashes[end - 1]:
-            yield from self._look_up(batches, schema, hashes, begin, end)
+        key_bytes = self.vertices.keys.path.stat().st_size / max(1, self.vertices.num_vertices)
+        needed = (end - begin) * (KeyIndex.bytes_per_key() + 2 * key_bytes)
+        starts, bounds = self._divided(begin, end, int(min(MOST_BUCKETS, -(-needed * _INDEXED // self.working))))
+        if not bounds.size:
+            yield from self._look_up(batches, schema, begin, end)
             return
-        firsts = [begin + (end - begin) * number // num_buckets for number in range(num_buckets)]
-        bounds = np.unique(np.append(hashes[firsts[1:]], hashes[end - 1]))
-        bounds = bounds[bounds > hashes[begin]]
-        starts = [begin, *(begin + np.searchsorted(hashes[begin:end], bounds)).tolist(), end]
         buckets = Buckets(self.scratch / f"{self.id_name}-{next(self._serial)}.runs", schema, len(starts) - 1)
         for batch in gathered(batches, schema, self.working // _SPREAD):
             of = np.searchsorted(bounds, batch.column(self.hash_name).to_numpy(), side="right")
@@ -85,16 +82,29 @@ class Resolving:
         buckets.finish()
         for number, (low, high) in enumerate(itertools.pairwise(starts)):
             if buckets.sizes[number]:
-                yield from self._resolve(buckets.read(number, number + 1), schema, hashes, low, high)
+                yield from self._resolve(buckets.read(number, number + 1), schema, low, high)
         buckets.remove()
 
-    def _look_up(
-        self, batches: Iterable[Any], schema: pa.Schema, hashes: np.ndarray, begin: int, end: int
-    ) -> Iterator[Any]:
+    def _divided(self, begin: int, end: int, num_parts: int) -> tuple[list[int], np.ndarray]:
+        """Divides vertices into about ``num_parts`` ranges. Vertices with equal hashes stay together.
+
+        Returns:
+            The first vertex of each range and ``end``, and the smallest hash of each range except the first, uint64.
+        """
+        if num_parts <= 1:
+            return [begin, end], np.empty(0, dtype=np.uint64)
+        hashes = self._hashes()[begin:end]
+        bounds = np.unique(hashes[[(end - begin) * number // num_parts for number in range(1, num_parts)]])
+        # The places of few vertices may all have the first hash. The last hash then still divides them.
+        bounds = bounds if bounds[-1] > hashes[0] else hashes[-1:]
+        bounds = bounds[bounds > hashes[0]]
+        return [begin, *(begin + np.searchsorted(hashes, bounds)).tolist(), end], np.array(bounds)
+
+    def _look_up(self, batches: Iterable[Any], schema: pa.Schema, begin: int, end: int) -> Iterator[Any]:
         import pyarrow as pa
 
         keys = self.vertices.keys.slice(begin, end, KEY_ROWS)
-        index = KeyIndex(np.array(hashes[begin:end]), keys.columns)
+        index = KeyIndex(np.array(self._hashes()[begin:end]), keys.columns)
         after = self.schema_after(schema)
         for batch in gathered(batches, schema, self.working // _SPREAD):
             wanted = [batch.column(name) for name in self.key_names]

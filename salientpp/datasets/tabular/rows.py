@@ -202,6 +202,8 @@ def plain_column(column: pa.Array) -> pa.Array:
         column = column.storage
     if hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
         column = pc.run_end_decode(column)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     type_ = plain_type(column.type)
     return column if column.type == type_ else column.cast(type_)
 
