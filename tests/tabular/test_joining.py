@@ -52,7 +52,7 @@ def contents(edges: JoinedEdges, columns: int) -> tuple:
     return edges.num_edges, bytes_, rows, [of.count for of in dropped]
 
 
-@given(st.data())
+@given(data=st.data())
 def test_edges_are_those_of_a_dictionary_of_keys(data, tmp_path):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     folder.mkdir()

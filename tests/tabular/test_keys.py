@@ -46,7 +46,7 @@ def test_equal_keys_of_all_types_have_equal_hashes(name):
     assert len(set(key_hash(first).tolist())) == len(kind.values)
 
 
-@given(st.data())
+@given(data=st.data())
 def test_hash_of_a_row_depends_on_its_key_only(data):
     kinds = data.draw(key_columns())
     keys = drawn_keys(data.draw, kinds, 20)
@@ -127,7 +127,7 @@ def test_keys_of_different_kinds_are_refused():
         adapt_keys([pa.array([1])], [pa.int64(), pa.int64()], "edges.e")
 
 
-@given(st.data())
+@given(data=st.data())
 def test_look_ups_are_exact(data):
     kinds = data.draw(key_columns())
     stored, wanted = sorted(set(drawn_keys(data.draw, kinds, 30)), key=repr), drawn_keys(data.draw, kinds, 30)

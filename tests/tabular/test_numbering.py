@@ -57,7 +57,7 @@ def order_of(value, name):
     return (0, value.encode() if isinstance(value, str) else value)
 
 
-@given(st.data())
+@given(data=st.data())
 def test_numbers_follow_from_the_set_of_keys(data, tmp_path):
     kinds = data.draw(key_columns())
     names = ["k", "l"][: len(kinds)]
