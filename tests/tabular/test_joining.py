@@ -115,14 +115,14 @@ def people(folder: Path, count: int = 3000) -> NumberedVertices:
 def test_a_hub_needs_no_more_memory_than_other_vertices(tmp_path):
     vertices = people(tmp_path)
     rng = np.random.default_rng(0)
-    some, weight = rng.integers(0, 3000, 30_000), rng.integers(0, 3, 30_000)
-    some[:20_000] = 7  # and most of these edges are equal in all columns
+    some, weight = rng.integers(0, 3000, 10_000), rng.integers(0, 3, 10_000)
+    some[:7_000] = 7  # and most of these edges are equal in all columns
     table = pa.table(
         {
-            "a": ["person 5"] * 30_000,
+            "a": ["person 5"] * 10_000,
             "b": [f"person {number}" for number in some],
             "w": weight,
-            "text": ["same " * 9] * 30_000,
+            "text": ["same " * 9] * 10_000,
         }
     )
     ends, given_ = ((["a"], ["b"]), (vertices, vertices)), {"columns": ["w", "text"]}
@@ -141,7 +141,7 @@ def test_memory_stays_within_the_bytes_given(tmp_path):
     table = MemoryTable(pa.table({"a": people_, "b": other, "w": rng.random(count)}), 4096)
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
-    working = 8 * 2**20
+    working = 12 * 2**20
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
@@ -156,8 +156,7 @@ def test_memory_stays_within_the_bytes_given(tmp_path):
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(before)
-    # The table itself is in memory too, about 4 MB of it were made by the new pool.
-    assert pool.max_memory() + arrays < 2 * working
+    assert 0 < pool.max_memory() + arrays < working
 
 
 def number_all(table: MemoryTable, folder: Path, working: int) -> NumberedVertices:

@@ -38,8 +38,8 @@ from salientpp.store.keys import adapt_keys, key_hash
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Divisors of the memory: for the edges of a batch, for each look-up and for sorting.
-_BATCH, _LOOK_UP, _SORT = 32, 1, 2
+#: Divisor of the memory for the edges of a batch.
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def join_edges(
     with scratch_folder(work) as scratch:
         batches, schema = reading.batches(nulls), reading.schema
         for end in ends:
-            looked_up = end.resolving(scratch, working // _LOOK_UP)
+            looked_up = end.resolving(scratch, working)
             batches, schema = looked_up.resolve(batches, schema), looked_up.schema_after(schema)
-        sorting = Sorting(schema, ["target", "source"], reading.column_names, scratch, working // _SORT)
+        sorting = Sorting(schema, ["target", "source"], reading.column_names, scratch, working)
         in_order = sorting.sort(batches, max(0, targets.num_vertices - 1))
         forward = _write(in_order, work, "forward", columns, schema, working)
         null_rows = nulls.settled(null_keys, what)
@@ -156,7 +156,7 @@ def missing_keys(
 
     reading = _Reading(table, (end,), (), working, what, must_have=tuple(other))
     with scratch_folder(work) as scratch:
-        looked_up = end.resolving(scratch, working // _LOOK_UP, write)
+        looked_up = end.resolving(scratch, working, write)
         for _ in looked_up.resolve(reading.batches(NullKeys(key)), reading.schema):
             pass
     unlike = end.unlike.dropped()

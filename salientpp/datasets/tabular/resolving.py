@@ -23,8 +23,8 @@ from salientpp.store.key_index import KeyIndex
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Divisors of the memory: for an index of keys, and for edges that are spread at a time.
-_INDEXED, _SPREAD = 6, 16
+#: Divisors of the memory: for an index of keys, for edges that are spread at a time, and for those that are looked up at a time.
+_INDEXED, _SPREAD, _LOOKED_UP = 6, 16, 32
 
 #: Takes the keys (columns [n]) and hashes of rows without a vertex.
 Unknown = Callable[[Sequence[Any], np.ndarray], object]
@@ -106,7 +106,7 @@ class Resolving:
         keys = self.vertices.keys.slice(begin, end, KEY_ROWS)
         index = KeyIndex(np.array(self._hashes()[begin:end]), keys.columns)
         after = self.schema_after(schema)
-        for batch in gathered(batches, schema, self.working // _SPREAD):
+        for batch in gathered(batches, schema, self.working // _LOOKED_UP):
             wanted = [batch.column(name) for name in self.key_names]
             found = index.find(batch.column(self.hash_name).to_numpy(), wanted)
             is_unknown = found < 0

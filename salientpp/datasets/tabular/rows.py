@@ -169,8 +169,10 @@ def gathered(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: i
     waiting, num_bytes = [], 0
     for batch in portions(batches, most_bytes):
         if waiting and num_bytes + batch.nbytes > most_bytes:
-            yield joined(waiting, schema)
-            waiting, num_bytes = [], 0
+            together = joined(waiting, schema)
+            waiting, num_bytes = [], 0  # first, so that the caller's memory holds the rows once
+            yield together
+            del together
         waiting.append(batch)
         num_bytes += batch.nbytes
     if waiting:

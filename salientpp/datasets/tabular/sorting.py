@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_BUCKETS = 256
 
 #: Divisors of the memory: for the rows that are spread at a time, and for those that are sorted at a time. Both need copies and arrays of positions.
-_SPREAD, _SORTED = 8, 6
+_SPREAD, _SORTED = 12, 10
 
 
 class Buckets:
@@ -118,14 +118,16 @@ class Sorting:
             return
         second = next(portions, None)
         if second is None:
-            yield self._in_memory([first])
+            yield self._in_memory(first)
             return
-        yield from self._spread(itertools.chain((first, second), portions), _Level(self), 0, largest)
+        waiting = [second, first]  # popped, so that they are not held longer than others
+        del first, second
+        begun = (waiting.pop() for _ in range(2))
+        yield from self._spread(itertools.chain(begun, portions), _Level(self), 0, largest)
 
-    def _in_memory(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def _in_memory(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        batch = joined(batches, self.schema)
         leading = [batch.column(name).to_numpy() for name in self.leading]
         order = sorted_positions(leading, [batch.column(name) for name in self.rest])
         return batch.take(pa.array(order))
@@ -148,7 +150,7 @@ class Sorting:
                 size += int(buckets.sizes[last])
                 last += 1
             if 0 < size <= capacity:
-                yield self._in_memory(list(buckets.read(first, last)))
+                yield self._in_memory(joined(list(buckets.read(first, last)), self.schema))
             elif size:
                 bounds = int(buckets.least[first]), int(buckets.most[first])
                 yield from self._spread_again(_Again(buckets, first, self), level, *bounds)
