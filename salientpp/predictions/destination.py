@@ -25,6 +25,9 @@ _MOST_COPIED = 2**32
 #: Bytes that are copied at once.
 _CHUNK = 2**24
 
+#: Schemes that pyarrow opens itself.
+_OF_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
 #: File systems that have no folders, only names with slashes.
 _WITHOUT_FOLDERS = ("s3", "gcs")
 
@@ -207,23 +210,30 @@ def _file_system(address: str) -> tuple[Any, str]:
     fs = _pyarrow_fs()
     try:
         files, path = fs.FileSystem.from_uri(address)
-        return files, path.rstrip("/")
     except Exception as error:
-        if urlsplit(address).scheme in ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"):
+        if urlsplit(address).scheme in _OF_PYARROW:
             raise ValueError(
-                f"{address} cannot be opened ({_first_line(error)}); write it as in s3://bucket/folder"
+                f"{address} cannot be opened ({_first_line(error)}); check the address, the network and the credentials"
             ) from None
+        files, path = _of_fsspec(address)
+        files = fs.PyFileSystem(fs.FSSpecHandler(files))
+    if not path.strip("/"):
+        raise ValueError(f"{address} must name a folder, such as s3://bucket/folder")
+    return files, path.rstrip("/")
+
+
+def _of_fsspec(address: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for an address, and the path in it."""
     try:
         import fsspec
 
-        files, path = fsspec.core.url_to_fs(address)
+        return fsspec.core.url_to_fs(address)
     except ImportError as error:
         raise ImportError(f"{address} needs a package that is not installed: {_first_line(error)}") from error
     except Exception as error:
         raise ValueError(
             f"{address} cannot be opened ({_first_line(error)}); give a folder, or an address such as s3://bucket/folder"
         ) from error
-    return fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/")
 
 
 def _pyarrow_fs() -> Any:

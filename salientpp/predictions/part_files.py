@@ -40,7 +40,7 @@ class ParquetParts:
 
         Raises:
             ValueError: the rows cannot be a column, the folder cannot be written, or it has files of other parts.
-            OSError: keys of a part are not on this host.
+            DatasetError: keys of a part are not on this host.
         """
         check_column(like)
         named_outputs(like, self._keys.schema.names)
