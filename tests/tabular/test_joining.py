@@ -53,7 +53,7 @@ def contents(edges: JoinedEdges, columns: int) -> tuple:
 
 
 @given(data=st.data())
-def test_edges_are_those_of_a_dictionary_of_keys(data, tmp_path):
+def test_edges_equal_what_a_dictionary_of_keys_gives(data, tmp_path):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     folder.mkdir()
     bits = data.draw(st.sampled_from([0, 2, 64]))

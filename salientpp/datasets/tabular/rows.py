@@ -122,7 +122,8 @@ class RowWriter:
     def _flush(self) -> None:
         if self._waiting:
             with says_what_to_do(self.path):
-                self._writer.write_batch(joined(self._waiting, self.schema))
+                # A slice of other arrays would be written with other lengths of buffers. An empty batch more makes new arrays of the rows.
+                self._writer.write_batch(joined([self._waiting[0].slice(0, 0), *self._waiting], self.schema))
         self._waiting, self._num_waiting, self._bytes_waiting = [], 0, 0
 
     def finish(self) -> RowFile:
