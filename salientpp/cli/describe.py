@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import adder, files_of
+from salientpp.cli.shared_arguments import add_json, adder, files_of
 
 HELP = "propose how tables with keys become a graph"
 EXAMPLE = "salientpp describe customers.parquet 'orders/*.parquet' --out shop.toml"
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, TEXTS)
     add("addresses", nargs="+", metavar="ADDRESS")
     add("--out", type=Path, metavar="FILE")
+    add_json(parser, "the proposal")
     add("--rows", type=int, default=100_000, metavar="N")
 
 
@@ -37,15 +39,43 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.datasets.tabular.described import toml_of
     from salientpp.datasets.tabular.propose import propose_graph
 
-    files = files_of(arguments, "out")
+    files = files_of(arguments, "json", "out")
     if arguments.rows < 1:
         raise ValueError(f"--rows must be >= 1, got {arguments.rows}")
     tables = propose_graph(arguments.addresses, Path(), arguments.rows)
     name = arguments.out or Path("graph.toml")
     command = f"salientpp convert {shlex.quote(f'tables:{name}')} {shlex.quote(name.stem)}"
     text = toml_of(tables, Path(), name.parent, command)
-    terminal.finish(files, {"out": text.encode}, arguments.written, lambda: _shown(tables, command, arguments.out))
+    contents = {"json": lambda: _as_json(tables), "out": text.encode}
+    terminal.finish(files, contents, arguments.written, lambda: _shown(tables, command, arguments.out))
     return 0
+
+
+def _as_json(tables: list[Any]) -> bytes:
+    from salientpp.datasets.tabular.addresses import without_password
+
+    described = [
+        {
+            "name": table.profile.name,
+            "address": without_password(table.profile.address),
+            "rows_read": table.profile.rows,
+            "num_rows": table.profile.num_rows,
+            "key": list(table.key),
+            "references": [{"column": each.column, "to": each.to} for each in table.references],
+            "columns": [
+                {
+                    "name": column.name,
+                    "type": str(column.type),
+                    "nulls": column.nulls,
+                    "distinct": column.distinct,
+                    "becomes": table.becomes(column),
+                }
+                for column in table.profile.columns.values()
+            ],
+        }
+        for table in tables
+    ]
+    return (json.dumps({"tables": described}, indent=1) + "\n").encode()
 
 
 def _shown(tables: list[Any], command: str, out: Path | None) -> list[Any]:

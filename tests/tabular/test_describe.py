@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,16 @@ def test_a_shop_is_described(tmp_path, monkeypatch, capsys):
     addresses = write_shop(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    assert main(["describe", *addresses, "--out", "sub/shop.toml"]) == 0
+    assert main(["describe", *addresses, "--out", "sub/shop.toml", "--json", "shop.json"]) == 0
+    found = {table["name"]: table for table in json.loads((tmp_path / "shop.json").read_text())["tables"]}
+    assert found["order"]["references"] == [{"column": "customerId", "to": "customer"}]
+    assert found["order"]["columns"][0] | {"distinct": 0} == {
+        "name": "OrderId",
+        "type": "int64",
+        "nulls": 0,
+        "distinct": 0,
+        "becomes": "key",
+    }
     graph = read_description(tmp_path / "sub" / "shop.toml")
     nodes = {table.name: table for table in graph.nodes}
     assert {name: table.key for name, table in nodes.items()} == {
