@@ -22,7 +22,7 @@ _BUFFER, _REMOTE_BUFFER = 2**18, 2**21
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of a file before it is read.
+    """Facts about a file that are known before it is read.
 
     Attributes:
         num_rows: None if it is unknown.

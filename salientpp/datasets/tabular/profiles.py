@@ -33,7 +33,7 @@ _LABELS = re.compile(r"y|label|target|class|outcome|(?:.*_)?(?:label|target)|is_
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What some rows say about a column.
+    """Facts about a column, from some of its rows.
 
     Attributes:
         kind: the kind of attribute that it becomes (``salientpp.datasets.tabular.columns``). None: it cannot become one.
@@ -95,7 +95,7 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class TableProfile:
-    """What some rows say about a table.
+    """Facts about a table, from some of its rows.
 
     Attributes:
         name: name of the vertex type that the table may hold.

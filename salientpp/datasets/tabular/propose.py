@@ -15,7 +15,8 @@ from typing import Any
 from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.profiles import ColumnProfile, TableProfile, plain_name, profile_table, stem_of
 
-#: Share of the values of a column that the other table's key must have: if the name says that it refers to it, and if it only says that it is a key.
+#: Share of the values of a column that are keys of another table. The first is for a column whose name has the other table's name, the second for a
+#: column that is only named as a key.
 _SHARE_BY_NAME, _SHARE_BY_VALUES = 0.5, 0.9
 
 #: Different values that texts need so that they may refer to a table whose name they do not have.
@@ -47,7 +48,7 @@ class Reference:
 
 @dataclass
 class TableProposal:
-    """What a table may be.
+    """Proposed meaning of a table.
 
     Attributes:
         key: columns of the key; empty if the table holds no vertices.
