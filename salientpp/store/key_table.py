@@ -71,9 +71,9 @@ class KeyTable:
     @lazy
     def _batches(self) -> list[pa.RecordBatch]:
         """All batches of the file. Their columns are views of the memory map."""
-        pyarrow = arrow()
+        pyarrow, mapped = arrow(), self.map or b""
         try:
-            reader = pyarrow.ipc.open_file(pyarrow.py_buffer(self.map or b""))
+            reader = pyarrow.ipc.open_file(pyarrow.py_buffer(mapped))
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             self.__dict__["schema"] = reader.schema
         except (pyarrow.ArrowException, ValueError, OSError) as error:
