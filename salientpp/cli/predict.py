@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,15 +169,9 @@ def _model(arguments: argparse.Namespace, device: Any) -> Any:
                 f"--checkpoint needs a torch.nn.Module, but {arguments.model} returned a {type(model).__name__}; load the parameters in that function"
             )
         _load_parameters(model, arguments.checkpoint)
-    modules = (
-        [model]
-        if is_module
-        else [each for each in model if isinstance(each, torch.nn.Module)]
-        if isinstance(model, (list, tuple))
-        else []
-    )
-    for module in modules:
-        module.to(device).eval()
+    for module in model if isinstance(model, (list, tuple)) else [model]:
+        if isinstance(module, torch.nn.Module):
+            module.to(device).eval()
     return model
 
 
@@ -242,6 +237,7 @@ def _in_batches(arguments: argparse.Namespace, model: Any, data: Any, device: An
     """Writes the outputs of the seeds of sampled batches. Returns their number over all ranks."""
     import torch
 
+    from salientpp.datasets.own_objects import run_users
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.predictions.writer import PredictionWriter
 
@@ -253,7 +249,8 @@ def _in_batches(arguments: argparse.Namespace, model: Any, data: Any, device: An
     with PredictionWriter(arguments.out, data, type_) as writer, torch.no_grad():
         for batch in loader:
             store = batch if type_ is None else batch[type_]
-            outputs = _of_seeds(model(batch), store.batch_size, store.num_nodes)
+            outputs = run_users(arguments.model, "the model", partial(model, batch))
+            outputs = _of_seeds(outputs, store.batch_size, store.num_nodes)
             writer.write(store.n_id[: store.batch_size], outputs)
             progress.advance()
     return _total(writer.num_rows)

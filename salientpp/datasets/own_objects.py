@@ -125,7 +125,7 @@ def call_named(where: str, source: str, form: str) -> Any:
     try:
         # Standard output is for the results of commands.
         with contextlib.redirect_stdout(sys.stderr):
-            module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
+            module = run_users(where, f"importing {name}", lambda: importlib.import_module(name))
             function = getattr(module, function_name, None)
             if not callable(function):
                 functions = [key for key, value in vars(module).items() if callable(value)]
@@ -134,13 +134,13 @@ def call_named(where: str, source: str, form: str) -> Any:
                     f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
                     f"{did_you_mean(function_name, known)}"
                 )
-            return _run_users(where, f"{function_name}()", function)
+            return run_users(where, f"{function_name}()", function)
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(os.getcwd())
 
 
-def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
+def run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
     """Calls the user's code. Raises ValueError for any exception in it; the text lists the lines of that code, the innermost first."""
     try:
         return call()

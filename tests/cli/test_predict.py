@@ -48,6 +48,9 @@ def named():
 def short():
     return lambda batch: batch.x[:1]
 
+def broken():
+    return lambda batch: batch.no_such_attribute
+
 def nothing():
     return None
 """
@@ -158,6 +161,7 @@ def test_the_ranks_of_a_job_share_the_work(folder):
         ("models:sage parts --out a.parquet --checkpoint no.pt", "no.pt"),
         ("models:sage parts --out a.parquet --checkpoint other.pt", "other.pt: the parameters do not fit the model ("),
         ("models:sage parts --out a.parquet --checkpoint list.pt", "list.pt: expected a state_dict, got list"),
+        ("models:broken parts --out a --num-neighbors 2", "models:broken: the model raised AttributeError: "),
         ("models:short parts --out a --num-neighbors 2 --batch-size 9", "a row for each of the 9 seeds of a batch"),
         ("models:scores pyg:shop.pt --out a --num-neighbors 2 --seeds user:val", "--seeds val needs val_mask"),
         ("models:scores shop --out a --num-neighbors 2", "type_ must be one of user, item"),
