@@ -332,7 +332,7 @@ def test_a_random_database_gives_the_graph_of_the_oracle_bit_for_bit_in_any_orde
         folder.mkdir()
         described = {
             "nodes": {type_: entry.write(folder, type_, shuffle, files) for type_, entry in nodes.items()},
-            "edges": {name: entry.write(folder, "-".join(name), shuffle, files) for name, entry in edges.items()},
+            "edges": {name: entry.write(folder, f"edges-{name[1]}", shuffle, files) for name, entry in edges.items()},
         }
         roots.append(tmp_path / f"graph-{number}")
         shutil.rmtree(roots[-1], ignore_errors=True)
@@ -500,9 +500,12 @@ def test_missing_ends_are_added_dropped_or_refused(tmp_path):
     described["nodes"]["customer"] |= {"fill": {"churned": False, "visits": 0, "created": EPOCH}}
     write_parquet(tmp_path, "orders", orders)
     placed = described["edges"]["customer,placed,order"]
+    with pytest.raises(ValueError, match="1 row has no value in 'customer_id' or 'order_id'"):
+        convert(described, tmp_path / "refused")
+    placed["null_keys"] = "drop"
     with pytest.raises(ValueError, match="C9"):
         convert(described, tmp_path / "refused")
-    placed |= {"null_keys": "drop", "dangling": "drop"}
+    placed["dangling"] = "drop"
     report = tmp_path / "report.json"
     assert (
         converted(described, tmp_path / "dropped", report=report)["customer", "placed", "order"].adj_t.values().numel()

@@ -69,7 +69,7 @@ class ColumnPlan:
         return tuple(planned.attribute for planned in self.columns)
 
     def prepare(self, batch: Any, where: Callable[[int], str]) -> Any:
-        """Returns a record batch whose staged columns have their types and no nulls that ``fill`` replaces. Other columns, such as keys, stay as they are.
+        """Returns a record batch whose staged columns have the types that they are staged in. Other columns, such as keys, stay as they are.
 
         Raises ValueError if a value does not fit its type.
         """
@@ -87,7 +87,7 @@ class ColumnPlan:
                     f"{where(0)} or a row after it: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, or name it in drop of "
                     f"{self.title}"
                 ) from error
-            arrays.append(staged.fill_null(self.fill[name]) if name in self.fill else staged)
+            arrays.append(staged)
         return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 

@@ -43,27 +43,31 @@ class StagedColumns:
     name_row: Callable[[int], str]
 
     def chunks(self, columns: Sequence[str], most_rows: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yields (number of the first row, Arrow array of each column). All chunks but the last have ``most_rows`` rows."""
+        """Yields (number of the first row, Arrow array of each column). All chunks but the last have ``most_rows`` rows.
+
+        Nulls are filled here, and not where tables are read, because vertices that only edges name have nulls too.
+        """
         first, held, missing = 0, [], most_rows
         for batch in self.file.batches(columns, most_rows):
             while batch.num_rows:
                 held.append(batch.slice(0, missing))
                 batch, missing = batch.slice(missing), missing - held[-1].num_rows
                 if not missing:
-                    yield first, _joined_batches(held, columns)
+                    yield first, self._joined(held, columns)
                     first, held, missing = first + most_rows, [], most_rows
         if held:
-            yield first, _joined_batches(held, columns)
+            yield first, self._joined(held, columns)
+
+    def _joined(self, batches: Sequence[Any], columns: Sequence[str]) -> list[Any]:
+        import pyarrow
+
+        arrays = {name: pyarrow.concat_arrays([batch.column(name) for batch in batches]) for name in columns}
+        fill = self.plan.fill
+        return [array.fill_null(fill[name]) if name in fill else array for name, array in arrays.items()]
 
     def error(self, column: str, row: int, text: str) -> ValueError:
         """Returns the error for the value of a row."""
         return ValueError(f"{self.plan.title}: column {column!r} {text} ({self.name_row(row)})")
-
-
-def _joined_batches(batches: Sequence[Any], columns: Sequence[str]) -> list[Any]:
-    import pyarrow
-
-    return [pyarrow.concat_arrays([batch.column(name) for batch in batches]) for name in columns]
 
 
 # --- facts ------------------------------------------------------------------------------------------------
