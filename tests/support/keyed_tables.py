@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from salientpp.datasets.tabular import joining, keyed, numbering
+from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
 from salientpp.datasets.tabular.rows import RowFile
 from salientpp.store.keys import key_hash
 
@@ -107,5 +110,52 @@ def key_table(
     }
 
 
+#: Further columns: their types and values.
+COLUMNS = {
+    "number": (pa.int16(), st.integers(-2, 2)),
+    "real": (pa.float32(), st.sampled_from([0.0, -0.0, 1.5, -2.0, math.inf, math.nan])),
+    "text": (pa.string(), st.sampled_from(["", "a", "a\0", "long text " * 3])),
+    "flag": (pa.bool_(), st.booleans()),
+    "pair": (pa.list_(pa.int8(), 2), st.sampled_from([[1, 2], [1, None], [0, 3]])),
+    "list": (pa.list_(pa.int32()), st.sampled_from([[], [1], [1, 2]])),
+    "class": (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["x", "y"])),
+}
+
 #: Bytes of memory that need many buckets, some, and none.
 BUDGETS = (4_000, 20_000, 2**30)
+
+
+# --- vertices and edges -----------------------------------------------------------------------------------
+
+
+def numbered(table: pa.Table, key: list[str], folder: Path, working: int = 2**30, **options) -> NumberedVertices:
+    work = folder / f"{len(list(folder.iterdir()))}"
+    work.mkdir()
+    columns = options.pop("columns", [name for name in table.column_names if name not in key])
+    done = number_vertices(MemoryTable(table, 7), key, columns, work, working, what="nodes.n", **options)
+    assert {path.name for path in work.iterdir()} == {"keys.arrow", "hashes.npy", "columns.arrow"}
+    return done
+
+
+def order_of(value, name):
+    """Sorts the values of COLUMNS as the package does."""
+    if value is None:
+        return (1,)
+    if name == "real":
+        return (0, (1, 0, 0) if math.isnan(value) else (0, value, math.copysign(1, value)))
+    if name == "pair":
+        return (0, [(entry is None, entry or 0) for entry in value])
+    if name == "list":
+        return (0, repr(value))
+    return (0, value.encode() if isinstance(value, str) else value)
+
+
+def plain_keys(keys) -> list[tuple]:
+    """Keys as tuples that are equal for equal keys of any type."""
+    return [
+        tuple(
+            float(value) if type(value).__name__ in ("int", "Decimal") and abs(value) < 2**50 else value
+            for value in key
+        )
+        for key in keys
+    ]

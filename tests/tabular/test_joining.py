@@ -13,14 +13,17 @@ pa = pytest.importorskip("pyarrow")
 
 from keyed_tables import (  # noqa: E402
     BUDGETS,
+    COLUMNS,
     MemoryTable,
     drawn_keys,
     key_columns,
     key_table,
+    numbered,
+    order_of,
+    plain_keys,
     rows_of,
     weak_hashes,
 )
-from test_numbering import COLUMNS, numbered, order_of, plain_keys  # noqa: E402
 
 from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges, join_edges, missing_keys  # noqa: E402
 from salientpp.datasets.tabular.numbering import NumberedVertices  # noqa: E402

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,29 +9,22 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from keyed_tables import BUDGETS, MemoryTable, drawn_keys, key_columns, key_table, rows_of, weak_hashes  # noqa: E402
+from keyed_tables import (  # noqa: E402
+    BUDGETS,
+    COLUMNS,
+    MemoryTable,
+    drawn_keys,
+    key_columns,
+    key_table,
+    numbered,
+    order_of,
+    plain_keys,
+    rows_of,
+    weak_hashes,
+)
 
 from salientpp.datasets.tabular.numbering import KEY_ROWS, NumberedVertices, number_vertices  # noqa: E402
 from salientpp.datasets.tabular.rows import RowWriter  # noqa: E402
-
-COLUMNS = {
-    "number": (pa.int16(), st.integers(-2, 2)),
-    "real": (pa.float32(), st.sampled_from([0.0, -0.0, 1.5, -2.0, math.inf, math.nan])),
-    "text": (pa.string(), st.sampled_from(["", "a", "a\0", "long text " * 3])),
-    "flag": (pa.bool_(), st.booleans()),
-    "pair": (pa.list_(pa.int8(), 2), st.sampled_from([[1, 2], [1, None], [0, 3]])),
-    "list": (pa.list_(pa.int32()), st.sampled_from([[], [1], [1, 2]])),
-    "class": (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["x", "y"])),
-}
-
-
-def numbered(table: pa.Table, key: list[str], folder: Path, working: int = 2**30, **options) -> NumberedVertices:
-    work = folder / f"{len(list(folder.iterdir()))}"
-    work.mkdir()
-    columns = options.pop("columns", [name for name in table.column_names if name not in key])
-    done = number_vertices(MemoryTable(table, 7), key, columns, work, working, what="nodes.n", **options)
-    assert {path.name for path in work.iterdir()} == {"keys.arrow", "hashes.npy", "columns.arrow"}
-    return done
 
 
 def contents(vertices: NumberedVertices) -> tuple:
@@ -42,19 +32,6 @@ def contents(vertices: NumberedVertices) -> tuple:
     columns = repr(rows_of(vertices.columns))
     counts = vertices.num_vertices, vertices.num_added, vertices.duplicates.count, vertices.null_keys.count
     return vertices.keys.path.read_bytes(), vertices.hashes.read_bytes(), columns, counts
-
-
-def order_of(value, name):
-    """Sorts the values of COLUMNS as the package does."""
-    if value is None:
-        return (1,)
-    if name == "real":
-        return (0, (1, 0, 0) if math.isnan(value) else (0, value, math.copysign(1, value)))
-    if name == "pair":
-        return (0, [(entry is None, entry or 0) for entry in value])
-    if name == "list":
-        return (0, repr(value))
-    return (0, value.encode() if isinstance(value, str) else value)
 
 
 @given(data=st.data())
@@ -96,17 +73,6 @@ def test_numbers_follow_from_the_set_of_keys(data, tmp_path):
     assert hashes == sorted(hashes)
     in_order = list(zip(hashes, map(order_of_key, rows_of(first.keys))))
     assert in_order == sorted(in_order)
-
-
-def plain_keys(keys) -> list[tuple]:
-    """Keys as tuples that are equal for equal keys of any type."""
-    return [
-        tuple(
-            float(value) if type(value).__name__ in ("int", "Decimal") and abs(value) < 2**50 else value
-            for value in key
-        )
-        for key in keys
-    ]
 
 
 def order_of_key(key: tuple) -> tuple:
@@ -151,10 +117,10 @@ def test_rows_with_the_key_of_another_row_are_an_error_or_dropped(tmp_path):
 
 
 def test_many_rows_of_one_key_need_no_more_memory(tmp_path):
-    same = pa.table({"id": ["hub"] * 20_000, "x": np.arange(20_000)[::-1] // 2, "text": ["equal text " * 4] * 20_000})
-    vertices = numbered(same, ["id"], tmp_path, 200_000, duplicates="drop")
+    same = pa.table({"id": ["hub"] * 6_000, "x": np.arange(6_000)[::-1] // 2, "text": ["equal text " * 4] * 6_000})
+    vertices = numbered(same, ["id"], tmp_path, 100_000, duplicates="drop")
     assert rows_of(vertices.columns) == [(0, "equal text " * 4)]
-    assert vertices.duplicates.count == 19_999
+    assert vertices.duplicates.count == 5_999
 
 
 def test_added_keys_become_vertices_without_columns(tmp_path):
@@ -190,5 +156,5 @@ def test_a_run_goes_on_where_a_killed_run_left_files(tmp_path):
     (work / "scratch").mkdir(parents=True)
     (work / "scratch" / "0.runs").write_bytes(b"half")
     table = MemoryTable(pa.table({"id": np.arange(5000)}))
-    assert number_vertices(table, ["id"], [], work, 20_000, what="nodes.n").num_vertices == 5000
+    assert number_vertices(table, ["id"], [], work, 6_000, what="nodes.n").num_vertices == 5000
     assert not (work / "scratch").exists()

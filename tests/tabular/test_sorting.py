@@ -1,4 +1,4 @@
-"""Laws of sorting on disk: the order is that of a sort in memory, and no distribution of values needs more memory."""
+"""Laws of sorting on disk: rows have the same order as after a sort in memory, and no distribution of values needs more memory."""
 
 from __future__ import annotations
 

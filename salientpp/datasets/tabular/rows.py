@@ -167,7 +167,8 @@ def portions(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.
 
 def gathered(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int) -> Iterator[pa.RecordBatch]:
     """Joins consecutive batches into ones of about ``most_bytes`` bytes; the last may be smaller."""
-    waiting, num_bytes = [], 0
+    waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
     for batch in portions(batches, most_bytes):
         if waiting and num_bytes + batch.nbytes > most_bytes:
             together = joined(waiting, schema)
