@@ -21,7 +21,7 @@ from directories import contents, edit_manifest
 from hypothesis import given
 from keyed_graphs import SIZES, as_rows, converted, keyed, taken, write_keys
 from storage_hosts import TOKEN, serving
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import NeighborLoader
@@ -143,7 +143,7 @@ def test_keys_come_in_many_forms(root):
 @pytest.mark.parametrize(
     "keys, type_, words",
     [
-        ({"customer": ["a"]}, "customer", "expected one column 'customer_id', got none among customer. Did you mean customer_id"),
+        ({"customer": ["a"]}, "customer", "expected one column 'customer_id', got none among customer. Did you mean customer.$"),
         (["a", "b"], "order", "a key has several columns, got one; pass a table with the columns shop, code"),
         ({"shop": [1, 2], "code": ["a"]}, "order", "these cannot be read as keys"),
         ({"shop": ["a"], "code": ["a"]}, "order", "must have the same type, got large_string here and int64"),
@@ -204,7 +204,9 @@ def test_any_keys_are_found(tmp_path_factory, num_parts, seed, replicated, most)
         }
     )
     folder = tmp_path_factory.mktemp("any")
-    data = salientpp.datasets.synthetic_mag(num_papers=size, num_features=2)
+    data = HeteroData()
+    data["paper"].x = torch.zeros(size, 1)
+    data["paper", "cites", "paper"].edge_index = torch.from_numpy(rng.integers(0, size, (2, 50)))
     data["paper"].key_table = KeyTable(write_keys(folder / "keys.arrow", table, most))
     options = {"method": "random", "replicate": ["paper"] if replicated else []}
     part = salientpp.partition(data, num_parts, folder / "parts", [2], 4, **options)
@@ -329,10 +331,9 @@ def test_a_partition_of_other_keys_does_not_continue(shop, tmp_path, monkeypatch
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(type_files, "write_key_file", stopping)
         partitioned(shop, tmp_path / "parts")
-    other = tmp_path / "shop"
-    shutil.copytree(shop, other)
+    other = shutil.copyfile(shop / "n0.keys.arrow", tmp_path / "n0.keys.arrow")  # the same keys, with another time
     data = load_dataset(f"converted:{shop}")
-    data["customer"].key_table = KeyTable(other / "n0.keys.arrow")
+    data["customer"].key_table = KeyTable(other)
     with pytest.raises(ValueError, match="was begun by another partition: .*keys was"):
         salientpp.partition(data, 3, tmp_path / "parts", FANOUTS, BATCH, method="random", replicate=[])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from salientpp.datasets.arrays import check_file
-from salientpp.datasets.converted.files import written
 from salientpp.store.directory.files import ARROW
+from salientpp.store.directory.journal import says_what_to_do
 from salientpp.store.key_table import arrow, check_key_types, write_key_file
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ def write_keys_of_vertices(keys: Path, num_vertices: int, path: Path) -> tuple[d
     try:
         with pyarrow.OSFile(str(keys)) as source, pyarrow.ipc.open_file(source) as reader:
             check_key_types(reader.schema, str(keys))
-            with written(path) as file:
+            with says_what_to_do(path), path.open("wb") as file:
                 num_rows = write_key_file(file, reader.schema, _batches(reader))
+                file.flush()
+                os.fsync(file.fileno())
             columns = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
     except pyarrow.ArrowException as error:
         raise ValueError(f"{keys} is damaged, or not an Arrow file ({error}); convert the tables again") from None
