@@ -8,7 +8,7 @@ import distributed
 import pytest
 import torch
 from graphs import random_data
-from keyed import KnownKeys, give_keys, numbers_in
+from keyed import known_keys, numbers_in
 from pyarrow import parquet
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -86,7 +86,7 @@ def test_a_vertex_is_no_target_of_itself(tmp_path):
 
 def test_links_are_written_under_both_keys(tmp_path):
     data = graph()
-    data["user"].key_table = KnownKeys(USERS)
+    data["user"].key_table = known_keys(tmp_path, USERS)
     users, items, some = embeddings(USERS, 0), embeddings(ITEMS, 1), torch.tensor([3, 1])
     found = salientpp.link_scores(
         data, (some, users[some]), (torch.arange(ITEMS), items), 2, types=TYPES, out=tmp_path / "links"
@@ -99,7 +99,6 @@ def test_links_are_written_under_both_keys(tmp_path):
 
 
 def score(rank: int, root: str, out: str, mistake: bool = False) -> list[Any]:
-    give_keys(TYPES)
     part = salientpp.load(root)
     ends = []
     for number, type_ in enumerate(TYPES):
@@ -114,7 +113,9 @@ def score(rank: int, root: str, out: str, mistake: bool = False) -> list[Any]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_targets_of_all_ranks_are_candidates(tmp_path, world_size):
-    salientpp.partition(graph(), 3, tmp_path / "graph", [2], 8, seeds=("user", "all"))
+    data = graph()
+    data["user"].key_table, data["item"].key_table = known_keys(tmp_path, USERS), known_keys(tmp_path, ITEMS)
+    salientpp.partition(data, 3, tmp_path / "graph", [2], 8, seeds=("user", "all"))
     root, out = str(tmp_path / "graph"), tmp_path / "links"
     found = [links for rank in distributed.run(score, world_size, root, str(out)) for links in rank]
     scores = embeddings(USERS, 0) @ embeddings(ITEMS, 1).T

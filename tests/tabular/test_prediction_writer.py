@@ -9,7 +9,7 @@ import distributed
 import pytest
 import torch
 from graphs import random_hetero
-from keyed import KnownKeys, give_keys, numbers_in
+from keyed import known_keys, numbers_in
 from pyarrow import parquet
 from torch_geometric.data import HeteroData
 
@@ -28,7 +28,6 @@ def shop(num_customers: int = 50) -> HeteroData:
 
 
 def predict(rank: int, root: str, out: str, fails_on: int = -1, only: int = -1) -> int:
-    give_keys(("customer",))
     part = salientpp.load(root)
     loader = salientpp.NeighborLoader(part, [2], ("customer", "all"), batch_size=8, shuffle=True, uneven="exact")
     with salientpp.PredictionWriter(out, part, "customer") as writer:
@@ -45,7 +44,9 @@ def predict(rank: int, root: str, out: str, fails_on: int = -1, only: int = -1) 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    salientpp.partition(shop(), 2, tmp_path / "shop", [2], 8, seeds=("customer", "all"))
+    data = shop()
+    data["customer"].key_table = known_keys(tmp_path, 50)
+    salientpp.partition(data, 2, tmp_path / "shop", [2], 8, seeds=("customer", "all"))
     return str(tmp_path / "shop")
 
 
@@ -103,7 +104,7 @@ def test_a_mistake_on_one_rank_reaches_the_other(tmp_path, root):
 
 def test_padding_is_left_out_and_types_of_a_graph_in_memory_have_keys(tmp_path):
     data = shop()
-    data["customer"].key_table = KnownKeys(50)
+    data["customer"].key_table = known_keys(tmp_path, 50)
     with salientpp.PredictionWriter(tmp_path / "a", data, "customer") as writer:
         writer.write(torch.tensor([7, -1, 3], dtype=torch.int32), torch.tensor([0.5, 9.0, 0.25], requires_grad=True))
         writer.write(torch.tensor([-1]), torch.tensor([1.0]))

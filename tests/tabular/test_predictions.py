@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch_geometric.nn as gnn
 from graphs import random_data
-from keyed import KnownKeys, give_keys, numbers_in
+from keyed import known_keys, numbers_in
 from pyarrow import parquet
 from torch import Tensor
 from torch_geometric.data import Data
@@ -42,17 +42,18 @@ def expected(width: int = WIDTH) -> Tensor:
     return model(width)(data.x, data.edge_index)
 
 
-def parts_in(root: Path, **options: Any) -> Path:
+def parts_in(root: Path, has_keys: bool = True, **options: Any) -> Path:
     """Partitions the graph into parts of different sizes. One is empty."""
+    data = graph()
+    if has_keys:
+        data.key_table = known_keys(root.parent, 60)
     assignment = torch.tensor([0, 1, 3]).repeat_interleave(torch.tensor([30, 20, 10]))
     split = {"train": torch.arange(60)}
-    salientpp.partition(graph(), PARTS, root, [-1], 32, method=assignment, split=split, **options)
+    salientpp.partition(data, PARTS, root, [-1], 32, method=assignment, split=split, **options)
     return root
 
 
-def infer(rank: int, root: str, out: str, has_keys: bool = True, file_bytes: int = 0) -> None:
-    if has_keys:
-        give_keys()
+def infer(rank: int, root: str, out: str, file_bytes: int = 0) -> None:
     if file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
     salientpp.inference(model(), salientpp.load(root), out=out)
@@ -80,8 +81,8 @@ def test_each_part_has_its_file_of_keys_and_outputs_on_any_number_of_ranks(tmp_p
 
 
 def test_vertices_without_keys_have_their_ids_in_the_data(tmp_path):
-    root, out = parts_in(tmp_path / "graph"), tmp_path / "predictions.parquet"
-    distributed.run(infer, 2, str(root), str(out), False)
+    root, out = parts_in(tmp_path / "graph", has_keys=False), tmp_path / "predictions.parquet"
+    distributed.run(infer, 2, str(root), str(out))
     table = parquet.read_table(out)
     assert table.schema.names == ["id", "output"]
     assert torch.allclose(in_order(table, table.column("id").to_pylist()), expected(), atol=1e-6)
@@ -93,7 +94,7 @@ def test_a_graph_in_memory_has_one_file(tmp_path, monkeypatch, out):
 
     monkeypatch.chdir(tmp_path)
     data = graph()
-    data.key_table = KnownKeys(60)
+    data.key_table = known_keys(tmp_path, 60)
     salientpp.inference(model(1), data, out=out)
     files = fsspec.core.url_to_fs(out)[0]
     with files.open(f"{out}/part-00000.parquet") as file:
@@ -119,10 +120,10 @@ def test_row_groups_are_bounded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int64", "bool", "uint8"])
 def test_outputs_keep_their_dtype_and_shape(tmp_path, dtype):
-    rows = (torch.arange(60 * 6).reshape(60, 2, 3) % 7).to(getattr(torch, dtype))
-    salientpp.inference([lambda x: rows[: len(x)]], graph(), out=tmp_path / "a.parquet", batch_size=60)
-    table = parquet.read_table(tmp_path / "a.parquet")
-    assert table.column("output").to_pylist() == rows.tolist()
+    steps = [gnn.SAGEConv(3, 2), lambda x: torch.stack([x, x + 1, x * 9], 2).abs().to(getattr(torch, dtype))]
+    rows = salientpp.inference(steps, graph(), out=tmp_path / "a.parquet")
+    assert rows.shape == (60, 2, 3)
+    assert parquet.read_table(tmp_path / "a.parquet").column("output").to_pylist() == rows.tolist()
 
 
 @pytest.mark.parametrize(
@@ -135,13 +136,13 @@ def test_outputs_keep_their_dtype_and_shape(tmp_path, dtype):
 )
 def test_outputs_that_are_no_column_are_refused_before_the_work(tmp_path, step, text):
     with pytest.raises(ValueError) as raised:
-        salientpp.inference([step], graph(), out=tmp_path / "a.parquet")
+        salientpp.inference([gnn.SAGEConv(3, 2), step], graph(), out=tmp_path / "a.parquet")
     assert text in str(raised.value) and not (tmp_path / "a.parquet").exists()
 
 
 def test_a_key_column_called_output_keeps_its_name(tmp_path):
     data = graph()
-    data.key_table = KnownKeys(60, ("output", "output_"))
+    data.key_table = known_keys(tmp_path, 60, ("output", "output_"))
     salientpp.inference(model(), data, out=tmp_path / "a.parquet")
     assert parquet.read_table(tmp_path / "a.parquet").schema.names == ["output", "output_", "output__"]
     with pytest.raises(ValueError, match="a key column is called 'output' already; choose another name"):
@@ -150,7 +151,7 @@ def test_a_key_column_called_output_keeps_its_name(tmp_path):
 
 def test_keys_of_another_graph_are_refused(tmp_path):
     data = graph()
-    data.key_table = KnownKeys(61)
+    data.key_table = known_keys(tmp_path, 61)
     with pytest.raises(ValueError, match="key_table must have a row for each of the 60 vertices, got 61"):
         salientpp.inference(model(), data, out=tmp_path / "a.parquet")
 
@@ -165,7 +166,7 @@ def infer_on_full_disk(rank: int, root: str, out: str) -> None:
 
 def test_a_rank_that_cannot_write_leaves_the_files_of_an_earlier_call_on_every_rank(tmp_path):
     root, out = parts_in(tmp_path / "graph"), tmp_path / "rows.parquet"
-    distributed.run(infer, 2, str(root), str(out), False)
+    distributed.run(infer, 2, str(root), str(out))
     before = contents(out)
     failed = distributed.run(infer_on_full_disk, 2, str(root), str(out), may_fail=True)
     words = ".parquet cannot be written (File too large); choose another place"
