@@ -132,13 +132,12 @@ def _job() -> Iterator[Any]:
 
 
 def _graph(arguments: argparse.Namespace, world_size: int) -> Any:
-    """Returns the graph: a dataset directory, of which a single process serves all parts, or an object in memory."""
+    """Returns the graph: a dataset directory, or an object in memory."""
     from salientpp.datasets import load_dataset
     from salientpp.store.directory.load import load
 
     if has_manifest(arguments.dataset) and not is_converted(arguments.dataset):
-        part = load(arguments.dataset)
-        return part.joined((0, part.num_parts), 0) if world_size == 1 and part.num_parts > 1 else part
+        return load(arguments.dataset)
     if world_size > 1:
         raise ValueError(
             f"{arguments.dataset} is not a dataset directory, so {world_size} ranks cannot share the work; write one with `salientpp partition` first"
