@@ -22,6 +22,7 @@ from salientpp.cli.shared_arguments import (
     values_of,
 )
 from salientpp.store.directory.kinds import has_manifest, is_converted
+from salientpp.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from salientpp.progress import Progress
@@ -259,6 +260,12 @@ def _seeds(data: Any, type_: str | None, split: str) -> Any:
     """Returns the seeds as the argument ``input_nodes`` of a loader. Raises ValueError if the graph has no such split."""
     from torch_geometric.data import Data, HeteroData
 
+    is_typed = isinstance(data, HeteroData) if isinstance(data, (Data, HeteroData)) else data.is_hetero
+    if is_typed and type_ not in data.node_types:
+        raise ValueError(
+            f"--seeds must name one of the vertex types {', '.join(data.node_types)}, as in {data.node_types[0]}:all, got {split if type_ is None else type_}"
+            f"{did_you_mean(type_, data.node_types)}"
+        )
     nodes: Any = split
     if isinstance(data, (Data, HeteroData)):
         store: Any = data if type_ is None else data[type_]

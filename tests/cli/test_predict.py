@@ -164,7 +164,8 @@ def test_the_ranks_of_a_job_share_the_work(folder):
         ("models:broken parts --out a --num-neighbors 2", "models:broken: the model raised AttributeError: "),
         ("models:short parts --out a --num-neighbors 2 --batch-size 9", "a row for each of the 9 seeds of a batch"),
         ("models:scores pyg:shop.pt --out a --num-neighbors 2 --seeds user:val", "--seeds val needs val_mask"),
-        ("models:scores shop --out a --num-neighbors 2", "type_ must be one of user, item"),
+        ("models:scores shop --out a --num-neighbors 2", "--seeds must name one of the vertex types user, item, as in"),
+        ("models:scores shop --out a --num-neighbors 2 --seeds usr:all", "got usr. Did you mean user?"),
     ],
 )
 def test_mistakes_are_one_line(capsys, folder, words, text):
