@@ -128,7 +128,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _dtypes(dtype: Mapping[str, str] | None, source: Source) -> dict[str, str]:
-    types = [*source.vertices.values(), *source.edges.values()]
+    types: list[Vertices | EdgeSource] = [*source.vertices.values(), *source.edges.values()]
     known = {name for type_ in types for name in type_.columns} - {"y"}
     for name, format in (dtype or {}).items():
         if name not in known:

@@ -194,11 +194,13 @@ class _Planner:
         self, uses: Mapping[str, str], joined: Sequence[str], drop: Sequence[str], may_list: bool = True
     ) -> ColumnPlan:
         """Makes the plan. ``uses`` maps columns to time, label and split. If not ``may_list``, columns of lists are left out."""
-        for column, use in uses.items():
-            self.check_present(use, [column])
+        for column, named in uses.items():
+            self.check_present(named, [column])
         self.check_present("drop", drop)
-        columns, types, left_out = [], {}, {}
-        moments = set()
+        columns: list[PlannedColumn] = []
+        types: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        moments: set[str] = set()
         for name in sorted(set(self.schema.names) - self.taken):
             type_, use = self.schema.field(name).type, uses.get(name)
             found = staged_type(type_)

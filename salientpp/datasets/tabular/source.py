@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -163,11 +163,15 @@ def _edges(edges: SortedEdges, staged: StagedColumns, facts: Mapping[str, Any], 
         for batch in edges.ends.batches(["source", "target"], most):
             source, target = (np.asarray(batch.column(end)) for end in ("source", "target"))
             first, done = done, done + batch.num_rows
-            yield EdgePiece(source, target, lambda row, first=first: staged.name_row(first + row), done)
+            yield EdgePiece(source, target, _after(staged.name_row, first), done)
 
     attributes, _ = _attributes(staged, facts, unit)
     num_edges = edges.ends.num_rows
     return EdgeSource(pieces, num_edges, num_edges, columns=attributes, ascends=True)
+
+
+def _after(name_row: Callable[[int], str], first: int) -> Callable[[int], str]:
+    return lambda row: name_row(first + row)
 
 
 # --- the report -------------------------------------------------------------------------------------------

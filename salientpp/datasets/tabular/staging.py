@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.converted.budget import Budget
@@ -29,6 +29,8 @@ from salientpp.datasets.tabular.source import StagedGraph, describe_source, stag
 from salientpp.datasets.tabular.steps import Steps, working_folder
 from salientpp.progress import Progress
 from salientpp.store.directory.owned import hidden_name
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[
     opened: dict[tuple[object, ...], Table] = {}
     planned = []
     of_nodes = set(map(_identity, graph.nodes))
-    for entry in (*graph.nodes, *graph.edges):
+    entries: tuple[NodeTable | EdgeTable, ...] = (*graph.nodes, *graph.edges)
+    for entry in entries:
         same = _identity(entry)
         if same not in opened:
             progress.begin(f"opening {entry.title}")
@@ -168,13 +171,12 @@ class _Staging:
             planned,
             entry.key,
             planned.plan.staged,
-            working=self._working,
             duplicates=entry.duplicates,
             null_keys=entry.null_keys,
             what=entry.title,
             added=added,
         )
-        return self._steps.run(step, NumberedVertices, lambda folder: number(work=folder))
+        return self._steps.run(step, NumberedVertices, partial(_in_folder, number, self._working))
 
     def _missing(self, vertices: Mapping[str, NumberedVertices]) -> dict[str, list[RowFile]]:
         """Returns the keys that edges name and tables lack, by vertex type, for relations that add such vertices."""
@@ -186,10 +188,8 @@ class _Staging:
                 ("source", entry.name[0], entry.source, entry.target),
                 ("target", entry.name[2], entry.target, entry.source),
             ):
-                find = partial(
-                    missing_keys, planned, key, other, vertices[type_], working=self._working, what=entry.title
-                )
-                found = self._steps.run(f"e{number}.{end}", RowFile, lambda folder, find=find: find(work=folder))
+                find = partial(missing_keys, planned, key, other, vertices[type_], what=entry.title)
+                found = self._steps.run(f"e{number}.{end}", RowFile, partial(_in_folder, find, self._working))
                 missing.setdefault(type_, []).append(found)
         return missing
 
@@ -205,11 +205,14 @@ class _Staging:
                 planned.plan.staged,
                 vertices[entry.name[0]],
                 vertices[entry.name[2]],
-                working=self._working,
                 dangling="error" if entry.dangling == "add" else entry.dangling,
                 null_keys=entry.null_keys,
                 what=entry.title,
                 reverse=entry.reverse,
             )
-            joined.append(self._steps.run(f"e{number}", JoinedEdges, lambda folder, join=join: join(work=folder)))
+            joined.append(self._steps.run(f"e{number}", JoinedEdges, partial(_in_folder, join, self._working)))
         return joined
+
+
+def _in_folder(step: Callable[..., T], working: int, folder: Path) -> T:
+    return step(work=folder, working=working)

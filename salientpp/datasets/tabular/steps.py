@@ -66,7 +66,7 @@ class Steps:
                 shutil.rmtree(folder)
             folder.mkdir()
         result = step(folder)
-        facts = dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result  # type: ignore[call-overload]
+        facts = _facts_of(result)
         text = json.dumps(facts, default=str)
         with says_what_to_do(folder):
             _to_disk(folder)
@@ -129,6 +129,11 @@ def _to_disk(folder: Path) -> None:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _facts_of(result: Any) -> Any:
+    is_instance = dataclasses.is_dataclass(result) and not isinstance(result, type)
+    return dataclasses.asdict(result) if is_instance else result
 
 
 def _restored(kind: Any, value: Any) -> Any:
