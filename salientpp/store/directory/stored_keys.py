@@ -200,7 +200,7 @@ class WithKeys:
 def read_keys(keys: Any, names: Sequence[str], what: str) -> pa.Table:
     """Reads a user's keys as a table of the key columns ``names``. Raises ValueError, which begins with ``what``, if that is not possible."""
     pyarrow = arrow()
-    given = keys.numpy() if isinstance(keys, Tensor) else keys
+    given: Any = keys.numpy() if isinstance(keys, Tensor) else keys
     try:
         if isinstance(given, Mapping):
             _check_columns([*given], names, what)
