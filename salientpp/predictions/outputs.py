@@ -55,10 +55,10 @@ def free_name(name: str, taken: Sequence[str]) -> str:
 def check_column(rows: Tensor, name: str = OUTPUT) -> None:
     """Raises ValueError if rows [n, ...] cannot be a column: their dtype has no Arrow type, or a row has no numbers."""
     try:
-        kind = torch.empty(0, dtype=rows.dtype, device="cpu").numpy().dtype.kind
+        is_number = torch.empty(0, dtype=rows.dtype, device="cpu").numpy().dtype.kind in "biuf"
     except TypeError:
-        kind = ""
-    if kind not in tuple("biuf"):
+        is_number = False
+    if not is_number:
         raise ValueError(
             f"rows of {rows.dtype} cannot be a column of a table ({name}); convert them to another dtype, for a list of layers by a function at its end"
         )

@@ -32,7 +32,7 @@ def comm_of(data: Any, process_group: Any, timeout: float | timedelta) -> Comm:
 
 
 class RankFile:
-    """This rank's file ``part-<rank in five digits>.parquet`` of a folder.
+    """File ``part-<rank in five digits>.parquet`` of this rank in a folder.
 
     Construction and :meth:`end` are collective.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def _ids(ids: Tensor) -> pa.Table:
     return pa.table({ID: pa.array(ids.cpu().numpy())})
 
 
-def _checked_type(type_: str | None, types: list[str]) -> str | None:
+def _checked_type(type_: str | None, types: Sequence[Any]) -> str | None:
     if type_ is None and types:
         raise ValueError(f"type_ must be one of {', '.join(types)}, because the graph has several vertex types")
     if type_ is not None and type_ not in types:
