@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "proposal, then pass the file to `salientpp convert tables:FILE`."
     )
     add = adder(parser, TEXTS)
-    add("addresses", nargs="+", metavar="ADDRESS")
+    add("addresses", nargs="+")
     add("--out", type=Path, metavar="FILE")
     add_json(parser, "the proposal")
     add("--rows", type=int, default=100_000, metavar="N")
