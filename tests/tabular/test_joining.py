@@ -237,7 +237,8 @@ def test_keys_that_the_vertices_type_cannot_hold_have_no_vertex(tmp_path):
     work = tmp_path / "missing"
     work.mkdir()
     with pytest.raises(
-        ValueError, match="a key that the type of the vertices' keys, int64, cannot hold, for example a=184467"
+        ValueError,
+        match="edges.e, 'a': 1 row has a key that the type of the vertices' keys, int64, cannot hold, for example a=184467",
     ):
         missing_keys(MemoryTable(table), ["a"], ["b"], vertices, work, 2**20, what="edges.e")
 

@@ -147,7 +147,7 @@ def missing_keys(
     """
     import pyarrow as pa
 
-    end = _End(table, tuple(key), vertices, "source", what)
+    end = _End(table, tuple(key), vertices, " and ".join(map(repr, key)), what)
     schema = pa.schema([field.with_name(name) for name, field in zip(vertices.keys.schema.names, end.key_fields)])
     writer = RowWriter(work / "missing.arrow", schema, most_bytes=working // 32)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,8 +233,11 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 @contextlib.contextmanager
 def scratch_folder(work: Path) -> Iterator[Path]:
-    """Makes an empty folder in ``work`` for a ``with`` block, and removes it with its files at the end. A folder that a killed run left is emptied."""
-    import shutil
+    """Makes an empty folder in ``work`` for a ``with`` block, and removes it with its files at the end. A folder that a killed run left is emptied.
+
+    At the end, pyarrow also returns the memory that it keeps for later arrays.
+    """
+    import pyarrow as pa
 
     folder = work / "scratch"
     shutil.rmtree(folder, ignore_errors=True)
@@ -242,3 +246,4 @@ def scratch_folder(work: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        pa.default_memory_pool().release_unused()
