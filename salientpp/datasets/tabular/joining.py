@@ -162,7 +162,7 @@ def missing_keys(
     unlike = end.unlike.dropped()
     if unlike.count:
         raise ValueError(
-            f"{what}: {rows_that_have(unlike.count)} a key that the type of the vertices' keys, {', '.join(map(str, end.types))}, cannot hold, for example "
+            f"{end.what}: {rows_that_have(unlike.count)} a key that the type of the vertices' keys, {', '.join(map(str, end.types))}, cannot hold, for example "
             f'{"; ".join(unlike.examples)}; cast the key of the vertices\' table, or set dangling = "drop"'
         )
     return writer.finish()
