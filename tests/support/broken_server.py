@@ -21,7 +21,7 @@ class BrokenServer:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.breaks, self.forbids, self.broken = "", "", 0
+        self.breaks, self.forbids, self.broken, self._is_closed = "", "", 0, False
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,6 +33,9 @@ class BrokenServer:
             def _forward(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 sent = self.rfile.read(length) if length else None
+                if proxy._is_closed:  # connections outlive the server
+                    self.close_connection = True
+                    return
                 if proxy.forbids and proxy.forbids in self.path:
                     self._answer(403, {"Content-Type": "application/xml"}, _FORBIDDEN)
                     return
@@ -72,6 +75,7 @@ class BrokenServer:
         self._thread.start()
 
     def close(self) -> None:
+        self._is_closed = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -561,11 +560,6 @@ def test_a_table_of_a_lake_is_not_read_as_files(tmp_path):
                 ValueError, match=rf"t: {kind[0]} is a table of {kind.title()}; write {kind}:{kind[0]},"
             ):
                 open_table([address], tmp_path, "t")
-
-
-def test_importing_the_package_imports_no_pyarrow():
-    program = "import sys, salientpp.datasets.tabular.doors; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch, tmp_path):

@@ -65,13 +65,12 @@ def test_a_wrong_delta_table_is_an_error(tmp_path):
 def iceberg(tmp_path, monkeypatch) -> Iterator[Any]:
     package("pyiceberg")
     catalogs = package("pyiceberg.catalog.sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LOCAL__TYPE", "sql")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LOCAL__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__LOCAL__WAREHOUSE", f"file://{tmp_path}/warehouse")
     (tmp_path / "warehouse").mkdir()
     catalog = catalogs.SqlCatalog(
         "local", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
     )
+    # pyiceberg reads its settings when it is imported.
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", {"local": catalog}.__getitem__)
     catalog.create_namespace("shop")
     table = catalog.create_table("shop.orders", TABLE.schema)
     table.append(TABLE)

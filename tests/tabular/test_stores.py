@@ -168,9 +168,14 @@ def test_errors_and_facts_have_no_passwords(store):
     assert "secret" not in str(table.facts()) and table.facts()[0]["address"] == "s3://shop/orders/part-1.parquet"
 
 
-def test_fsspec_reads_the_same_bucket(store, monkeypatch):
-    package("s3fs")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{store.proxy.address}")
-    table = open_table(["s3a://shop/orders/*.parquet"], Path(), "t")
-    assert keys_of(table) == TABLE["id"].to_pylist()
+def test_files_of_a_web_server_are_a_table(store):
+    package("aiohttp")
+    store.client.put_object_acl(Bucket="shop", Key="orders/part-0.parquet", ACL="public-read")
+    address = f"http://{store.proxy.address}/shop/orders/part-0.parquet?token=secret"
+    table = open_table([address], Path(), "t")
+    assert keys_of(table) == TABLE["id"].to_pylist()[:2000] and "secret" not in str(table.facts())
     table.check_unchanged()
+    store.proxy.forbids = "part-0"
+    with pytest.raises(OSError, match=r"t: http://.*part-0.parquet") as caught:
+        keys_of(table)
+    assert "secret" not in str(caught.value)

@@ -80,6 +80,11 @@ class _Place:
     shown: str
     base: str = ""
 
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the path has wildcards. Addresses of web servers have a question mark before their query."""
+        return _MAGIC.search(self.path) is not None and "://" not in self.path
+
 
 def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]) -> list[TableFile]:
     """Returns the files that an address names, ordered by the numbers in their names.
@@ -207,12 +212,12 @@ def _files_of(place: _Place, what: str, endings: Sequence[str]) -> list[TableFil
                 FileNotFoundError,
                 f"{what}: no file below {_shown(place, place.path)} ends in {', '.join(endings)} (also with .gz)",
             )
-    elif _MAGIC.search(place.path):
+    elif place.is_pattern:
         infos = _matches(place, what)
     else:
         raise _missing(place, what)
     infos.sort(key=lambda info: by_numbers(info.path))
-    folder = os.path.dirname(_fixed(place.path)) if _MAGIC.search(place.path) else place.path
+    folder = os.path.dirname(_fixed(place.path)) if place.is_pattern else place.path
     return [_file_of(place.system, info, _shown(place, info.path), _folders(info.path, folder)) for info in infos]
 
 
