@@ -79,6 +79,8 @@ def _as_json(tables: list[Any]) -> bytes:
 
 
 def _shown(tables: list[Any], command: str, out: Path | None) -> list[Any]:
+    from rich.text import Text
+
     from salientpp.datasets.tabular.addresses import without_password
     from salientpp.tables import simple_table
 
@@ -93,7 +95,6 @@ def _shown(tables: list[Any], command: str, out: Path | None) -> list[Any]:
             different = f"{column.distinct:,}" if column.distinct else ""
             lines.add_row(column.name, str(column.type), f"{column.nulls:,}", different, table.becomes(column))
         shown.append(lines)
-    shown.append("" if out else "To write the description as TOML, add --out FILE.toml.")
-    if out:
-        shown.append(f"{out} has the description. Check it. Then: {command}")
-    return [each for each in shown if each != ""]
+    if out is None:
+        return [*shown, "To write the description as TOML, add --out FILE.toml."]
+    return [*shown, f"{out} has the description. Check it. Then:", Text(command, no_wrap=True)]

@@ -110,12 +110,12 @@ def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]
     except ValueError as error:  # errors of pyarrow are also ValueErrors
         if type(error) is ValueError:
             raise
-        raise ValueError(f"{what}: {without_password(address)} is not an address ({first_line(error)})") from error
+        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
 
 
 def raise_in_words(what: str, address: str, error: BaseException) -> NoReturn:
     """Raises the OSError for a file that could not be opened or read. Its type and text say if it is missing or forbidden, or if the connection broke."""
-    reason = getattr(error, "strerror", None) or first_line(error)
+    reason = reason_of(error)
     if getattr(error, "is_in_words", False):
         raise error
     if isinstance(error, FileNotFoundError):
@@ -127,6 +127,12 @@ def raise_in_words(what: str, address: str, error: BaseException) -> NoReturn:
         raise _worded(PermissionError, text) from error
     advice = what_to_do(error, "check the connection and the address, and run the same command again")
     raise _worded(OSError, f"{what}: {address} cannot be read ({reason}); {advice}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error's text without the passwords of addresses."""
+    text = getattr(error, "strerror", None) or first_line(error)
+    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: without_password(found[0]), text)
 
 
 def _worded(kind: type[OSError], text: str) -> OSError:

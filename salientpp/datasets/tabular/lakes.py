@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from salientpp.datasets.arrays import first_line
 from salientpp.datasets.converted.named_files import by_numbers
-from salientpp.datasets.tabular.addresses import raise_in_words, without_password
+from salientpp.datasets.tabular.addresses import raise_in_words, reason_of, without_password
 from salientpp.datasets.tabular.file_formats import Looked, sliced
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _raise(what: str, shown: str, error: Exception) -> NoReturn:
         raise_in_words(what, shown, PermissionError(first_line(error)))
     if isinstance(error, OSError) or re.search(r"(?i)connect|timed? ?out|network|request", text):
         raise_in_words(what, shown, OSError(first_line(error)))
-    raise ValueError(f"{what}: {shown} cannot be read ({first_line(error)})") from error
+    raise ValueError(f"{what}: {shown} cannot be read ({reason_of(error)})") from error
 
 
 class DeltaPart:

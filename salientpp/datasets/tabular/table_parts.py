@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from salientpp.datasets.arrays import first_line
-from salientpp.datasets.tabular.addresses import TableFile, raise_in_words
+from salientpp.datasets.tabular.addresses import TableFile, raise_in_words, reason_of
 from salientpp.datasets.tabular.file_formats import Looked, format_of, sliced
 from salientpp.datasets.tabular.text_tables import as_type, kinds_of_values
 from salientpp.files import replace_file
@@ -94,7 +94,7 @@ class FilePart:
         if isinstance(error, OSError) and not _is_damage(error, self._file.is_local):
             raise_in_words(self._what, self.address + after, error)
         self.check_unchanged(self._what)
-        reason = first_line(error)
+        reason = reason_of(error)
         is_own = type(error) is ValueError  # pyarrow raises subclasses
         text = reason if is_own else f"damaged, or not a file of this kind ({reason})"
         raise ValueError(f"{self._what}: {self.address}{after}: {text}") from error
