@@ -205,8 +205,10 @@ def write_key_file(file: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 def check_key_types(schema: pa.Schema, what: str) -> None:
-    """Raises ValueError, which begins with ``what``, unless the types of the columns are those in which keys are stored."""
+    """Raises ValueError, which begins with ``what``, unless names are distinct, and the types of the columns are those in which keys are stored."""
     pyarrow = arrow()
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError(f"{what}: key columns must have distinct names, got {', '.join(schema.names)}; rename one")
     stored = [column.type for column in canonical_keys([pyarrow.array([], field.type) for field in schema], what)]
     if not stored or stored != schema.types:
         expected, got = (", ".join(map(str, types)) or "none" for types in (stored, schema.types))

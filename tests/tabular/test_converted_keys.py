@@ -213,6 +213,7 @@ def test_names_that_no_attribute_of_edges_can_have_are_refused(graph, tmp_path, 
         (pa.table({"k": pa.array(["a", None, "b"], pa.large_string())}), "key column 'k' must have no nulls, got 1"),
         (pa.table({"k": pa.array(["a", "b"], pa.large_string())}), "must have a row per vertex, expected 3, got 2"),
         (pa.table({"k": pa.array(["a", "b", "c"])}), r"types in which keys are stored \(large_string\), got string"),
+        (pa.table([[1], [2]], names=["k", "k"]), "key columns must have distinct names, got k, k"),
         (pa.table({"k": pa.array([1.5, 2.0, 3.0])}), "a key must hold .*, got double"),
     ],
 )
