@@ -15,12 +15,12 @@ import torch
 import torch_geometric.nn as gnn
 from graphs import random_data
 from keyed import known_keys, numbers_in
-from pyarrow import parquet
+from pyarrow import fs, parquet
 from torch import Tensor
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp.predictions import parquet_writer
+from salientpp.predictions import destination, parquet_writer
 
 PARTS, WIDTH = 4, 2
 
@@ -236,9 +236,33 @@ def test_ranks_write_to_an_address(tmp_path):
     assert len([*out.iterdir()]) == PARTS, "no temporary file stays"
 
 
+def test_a_bucket_of_s3_gets_whole_files(monkeypatch):
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
+    for name in "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED":
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setattr(destination, "_MOST_COPIED", 3000)  # the second file is copied by this process
+    server.start()
+    try:
+        options = f"endpoint_override=127.0.0.1:{server.get_host_and_port()[1]}&scheme=http&region=us-east-1"
+        files, _ = fs.FileSystem.from_uri(f"s3://bucket?{options}&allow_bucket_creation=true")
+        files.create_dir("bucket")
+        for width in 1, 20:
+            rows = salientpp.inference(model(width), graph(), out=f"s3://bucket/some/rows?{options}")
+            assert [each.base_name for each in files.get_file_info(fs.FileSelector("bucket/some/rows"))] == [
+                "part-00000.parquet"
+            ]
+            table = parquet.read_table("bucket/some/rows", filesystem=files)
+            assert torch.equal(torch.tensor(table.column("output").to_pylist()), rows.squeeze(1))
+        with pytest.raises(ValueError, match=r"s3://none/rows cannot be written \(.*NO_SUCH_BUCKET"):
+            salientpp.inference(model(), graph(), out=f"s3://none/rows?{options}")
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize(
     ("address", "text"),
     [
+        ("memory://", "memory:// must name a folder, such as s3://bucket/folder"),
         ("nowhere://a/b", "nowhere://a/b cannot be opened (Protocol not known: nowhere); give a folder"),
         ("https://127.0.0.1:1/a", "https://127.0.0.1:1/a"),
     ],
