@@ -233,7 +233,7 @@ def test_names_that_toml_cannot_write_plainly(tmp_path, monkeypatch):
         (["none.parquet"], "salientpp describe: none.parquet: none.parquet: no such file or folder"),
         (["t.parquet", "--rows", "0"], "salientpp describe: --rows must be >= 1, got 0"),
         (["t.txt"], "salientpp describe: the name of t.txt must end in"),
-        ([], "arguments are required: ADDRESS. Example: salientpp describe"),
+        ([], "arguments are required: addresses. Example: salientpp describe"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, error):
