@@ -59,7 +59,7 @@ class TableFile:
 
     def now(self) -> TableFile | None:
         """Returns the file as it is now, or None if it no longer exists. Raises OSError if the file system cannot be reached."""
-        handler = getattr(self.system, "handler", None)
+        handler: Any = getattr(self.system, "handler", None)
         if hasattr(handler, "fs"):
             handler.fs.invalidate_cache()  # fsspec keeps listings
         info = self.system.get_file_info(self.path)
