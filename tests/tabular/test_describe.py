@@ -12,6 +12,7 @@ import pytest
 from table_packages import package
 
 from salientpp.cli import main
+from salientpp.datasets.tabular.addresses import name_of
 from salientpp.datasets.tabular.description import read_description
 from salientpp.datasets.tabular.profiles import plain_name, singular, stem_of
 from salientpp.datasets.tabular.propose import propose_graph
@@ -261,6 +262,22 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, error):
 )
 def test_what_a_column_refers_to(name, stem):
     assert stem_of(name) == stem
+
+
+@pytest.mark.parametrize(
+    "address, name",
+    [
+        ("s3://shop/orders/*.parquet?region=x", "orders"),
+        ("orders.csv.gz", "orders"),
+        ("data/orders/year=*/**", "orders"),
+        ("delta:s3://shop/orders", "orders"),
+        ("iceberg:local/shop.orders", "orders"),
+        ("iceberg:/data/orders/metadata/v3.metadata.json", "orders"),
+        ("*.parquet", "table"),
+    ],
+)
+def test_names_of_tables(address, name):
+    assert name_of(address) == name
 
 
 def test_names_are_plain_and_singular():

@@ -437,6 +437,33 @@ def test_columns_may_be_in_another_order(tmp_path):
     assert rows_of(open_table(["*"], tmp_path, "t")) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
+@pytest.mark.parametrize("ending", ["parquet", "feather", "arrow"])
+def test_columns_of_one_name_are_refused(tmp_path, ending):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "b", "b"])
+    WRITERS[ending](table, tmp_path / f"t.{ending}")
+    with pytest.raises(ValueError, match=f"t: t.{ending} has several columns called 'b'; rename them"):
+        open_table([f"t.{ending}"], tmp_path, "t")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "orc", "feather", "csv", "jsonl"])
+def test_odd_names_of_columns(tmp_path, ending):
+    names = ["a", "a.b", "a b", "ü", "a,b", "list.element", "*"]
+    table = pa.table({name: [at] for at, name in enumerate(names)})
+    WRITERS[ending](table, tmp_path / f"t.{ending}")
+    opened = open_table([f"t.{ending}"], tmp_path, "t")
+    for at, name in enumerate(names):
+        assert rows_of(opened, [name]) == [{name: at}]
+
+
+def test_structures_and_lists_are_read_whole(tmp_path):
+    values = {"s": [{"x": 1, "y": "a"}], "l": [[1, 2]], "s.x": [5]}
+    for ending in ("parquet", "feather"):
+        WRITERS[ending](pa.table(values), tmp_path / f"t.{ending}")
+        opened = open_table([f"t.{ending}"], tmp_path, "t")
+        for name, value in values.items():
+            assert rows_of(opened, [name]) == [{name: value[0]}]
+
+
 def test_a_file_is_read_once(tmp_path):
     parquet.write_table(TABLE, tmp_path / "1.parquet")
     with pytest.raises(ValueError, match="t: its addresses name 1.parquet twice; name each file once"):

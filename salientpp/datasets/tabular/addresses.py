@@ -153,7 +153,10 @@ def without_password(address: str) -> str:
 
 def name_of(address: str) -> str:
     """Returns the last part of an address that is not a pattern and no ``name=value``, without its endings: ``orders`` of ``s3://shop/orders/*.parquet``."""
-    parts = [part for part in re.split(r"[/:]", without_password(address)) if part]
+    address = re.sub(r"/metadata/[^/]*\.metadata\.json$", "", without_password(address))
+    if address.startswith("iceberg:"):  # of a catalog, or a folder
+        address = re.sub(r"[\w.-]*\.(?=[\w-]+$)", "", address)
+    parts = [part for part in re.split(r"[/:]", address) if part]
     plain = [part for part in parts if not _MAGIC.search(part) and "=" not in part and part not in (".", "..")]
     return plain[-1].partition(".")[0] if plain else "table"
 

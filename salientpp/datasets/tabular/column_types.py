@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ def joined_schema(looked: Sequence[tuple[str, Looked]], what: str) -> pa.Schema:
     """
     import pyarrow as pa
 
+    for address, each in looked:
+        twice = next((name for name, times in Counter(each.schema.names).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(f"{what}: {address} has several columns called {twice!r}; rename them")
     names = _names(looked, what)
     kinds = _kinds_of_all([each.kinds for _, each in looked if each.kinds is not None])
     fields = []

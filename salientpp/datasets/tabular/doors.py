@@ -49,9 +49,6 @@ class Table:
     def __init__(self, parts: Sequence[TablePart], what: str) -> None:
         self.what, self._parts = what, parts
         whole = joined_schema([(part.address, part.looked) for part in parts], what)
-        twice = [name for name, times in Counter(whole.names).items() if times > 1]
-        if twice:
-            raise ValueError(f"{what}: {parts[0].address} has several columns called {twice[0]!r}; rename them")
         self.left_out = tuple(name for name in whole.names if UNNAMED_INDEX.fullmatch(name))
         for name in self.left_out:
             whole = whole.remove(whole.get_field_index(name))
@@ -112,7 +109,9 @@ class Table:
         self.check_columns(columns, "head()")
         for number, part in enumerate(self._parts):
             own = -(-total // (len(self._parts) - number))  # parts share the rows that are left
-            for each in self._batches_of(part, columns, min(most_rows, max(1, own))):
+            if own <= 0:
+                return
+            for each in self._batches_of(part, columns, min(most_rows, own)):
                 if own <= 0:
                     break
                 batch = each.batch.slice(0, own)

@@ -5,6 +5,7 @@ A format is an entry of ``FORMATS``: a function that looks at a file, and one th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,12 +70,13 @@ def _read_parquet(file: TableFile, schema: pa.Schema, most_rows: int) -> Iterato
         yield from parquet.iter_batches(most_rows, columns=schema.names, use_threads=False)
 
 
-def _parquet(file: TableFile) -> Any:
+@contextlib.contextmanager
+def _parquet(file: TableFile) -> Iterator[Any]:
     from pyarrow import parquet
 
     buffer = _BUFFER if file.is_local else _REMOTE_BUFFER
-    source = file.system.open_input_file(file.path)
-    return parquet.ParquetFile(source, buffer_size=buffer, pre_buffer=False)
+    with file.system.open_input_file(file.path) as source:
+        yield parquet.ParquetFile(source, buffer_size=buffer, pre_buffer=False)
 
 
 def _look_at_orc(file: TableFile) -> Looked:
