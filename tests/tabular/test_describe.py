@@ -104,6 +104,18 @@ def test_a_shop_is_described(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_a_proposal_can_be_converted(tmp_path, monkeypatch, capsys):
+    addresses = write_shop(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["describe", *addresses, "--out", "shop.toml"]) == 0
+    assert main(["convert", "tables:shop.toml", "shop", "--json", "shop.json"]) == 0, capsys.readouterr().err
+    graph = json.loads((tmp_path / "shop.json").read_text())
+    sizes = {each["name"]: each["num_vertices"] for each in graph["node_types"]}
+    assert sizes == {"customer": N, "product": 50, "order": 1000}
+    edges = {tuple(each["name"]): each["num_edges"] for each in graph["edge_types"]}
+    assert edges["order", "order_item", "product"] == 3000 and edges["product", "parent_id", "product"] == 40
+
+
 def nodes_block(text: str, name: str) -> str:
     return text.partition(f"[nodes.{name}]")[2].partition("\n\n")[0]
 

@@ -6,6 +6,7 @@ Integers with leading zeros, such as postcodes, stay text.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 #: fifteen digits would be rounded.
 _PATTERNS = {
     "int64": r"^(0|-?[1-9][0-9]{0,18})$",
-    "double": r"^-?(0|[1-9][0-9]{0,14})?([.][0-9]*)?([eE][-+]?[0-9]+)?$",
+    "double": r"^-?((0|[1-9][0-9]{0,14})([.][0-9]*)?|[.][0-9]+)([eE][-+]?[0-9]+)?$",
     "bool": r"^(true|false|True|False|TRUE|FALSE)$",
     "date32": rf"^{_DATE}$",
     "timestamp": rf"^{_DATE}([ T]{_TIME})?$",
@@ -106,8 +107,6 @@ def _converted(values: Any, kind: str) -> Any:
     import pyarrow.compute as pc
 
     matches = pc.match_substring_regex(values, _PATTERNS[kind])
-    if kind == "double":
-        matches = pc.and_(matches, pc.match_substring_regex(values, r"[0-9]"))
     if not pc.all(matches, min_count=0).as_py():
         return None
     try:
@@ -139,14 +138,14 @@ def as_type(values: Any, field: pa.Field, first: int) -> Any:
         return values.cast(field.type)
     missing = _is_missing(values)
     values = pc.if_else(missing, pa.scalar(None, pa.string()), values)
-    present = values.drop_null()
-    if not len(present):
+    if values.null_count == len(values):
         return pa.nulls(len(values), field.type)
     kind = next((kind for kind in _PATTERNS if _is_of(kind, field.type)), None)
-    if kind is None or _converted(present, kind) is None:
-        at = next((at for at in range(len(values)) if values[at].is_valid and not _fits(values[at : at + 1], kind)), 0)
-        raise ValueError(f"row {first + at}: column {field.name!r} must hold {field.type}, got {values[at].as_py()!r}")
-    return values.cast(_type(kind)).cast(field.type)
+    with contextlib.suppress(pa.ArrowInvalid):  # the forms of all values were checked when the file was opened
+        if kind is not None:
+            return values.cast(_type(kind)).cast(field.type)
+    at = next((at for at in range(len(values)) if values[at].is_valid and not _fits(values[at : at + 1], kind)), 0)
+    raise ValueError(f"row {first + at}: column {field.name!r} must hold {field.type}, got {values[at].as_py()!r}")
 
 
 def _is_of(kind: str, type_: pa.DataType) -> bool:
