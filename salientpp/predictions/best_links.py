@@ -92,12 +92,14 @@ def add_candidates(best: LinkScores, first: int, scores: Tensor, targets: Tensor
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the k largest scores of each row and their columns. Among equal scores, the smaller column is taken."""
-    values, columns = torch.topk(scores, k, dim=1)
-    if k == scores.size(1):
+    is_all = k == scores.size(1)
+    values, columns = torch.topk(scores, k if is_all else k + 1, dim=1)
+    if is_all:
         return values, columns
-    # topk may take any of the scores that equal the k-th.
-    tied = (scores >= values[:, -1:]).sum(1) > k
-    if bool(tied.any()):
-        ordered, order = torch.sort(scores[tied], dim=1, descending=True, stable=True)
-        values[tied], columns[tied] = ordered[:, :k], order[:, :k]
+    # topk may take any of the scores that equal the k-th. Sorting takes as much memory as the scores, so a few rows are sorted at a time.
+    tied = (values[:, k - 1] == values[:, k]).nonzero().flatten()
+    values, columns = values[:, :k].contiguous(), columns[:, :k].contiguous()
+    for some in tied.split(max(1, len(scores) // 4)) if len(tied) else ():
+        ordered, order = torch.sort(scores[some], dim=1, descending=True, stable=True)
+        values[some], columns[some] = ordered[:, :k], order[:, :k]
     return values, columns

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 #: Most sources of a block. More make the product no faster.
 _BLOCK = 1024
 
-#: Bytes of each score of a block: the score, a comparison, and copies of rows with equal scores.
-_SCORE_BYTES = 24
+#: Bytes of each score of a block: the score, and its share of the copies of rows with equal scores.
+_SCORE_BYTES = 8
 
 
 @suggest_arguments
