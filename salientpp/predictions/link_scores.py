@@ -74,7 +74,8 @@ def link_scores(
         process_group, timeout: as in :class:`~salientpp.PredictionWriter`.
 
     Returns:
-        ids and scores of the best targets of this rank's sources.
+        an object with ``source`` int64 [n], ``target`` int64 [n, k] and ``score`` float32 [n, k], the best target first. A target is -1, and its score
+        -inf, if fewer than k remain. ``links`` has source, target and score of each link, [m] each.
 
     Raises:
         ValueError, TypeError: an argument is wrong. Every rank raises it.
