@@ -57,7 +57,17 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
         raise ValueError(f'source must say what the files hold, got {source!r}. Did you mean "edges:{source}"?')
     if Path(name).suffix == ".toml" and not rest:
         raise ValueError(f'source must say what the file describes, got {source!r}. Did you mean "tables:{source}"?')
-    known = ("npz", "pyg", "edges", "tables", *LAYOUTS, "ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbl-citation2")
+    known = (
+        "npz",
+        "pyg",
+        "edges",
+        "tables",
+        *LAYOUTS,
+        "ogbn-arxiv",
+        "ogbn-products",
+        "ogbn-papers100M",
+        "ogbl-citation2",
+    )
     folders = ", ".join(f"{layout}:DIR" for layout in LAYOUTS)
     raise ValueError(
         f'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,...", "tables:FILE.toml", a folder of arrays ({folders}) or an OGB dataset such as '
