@@ -6,8 +6,11 @@ import datetime
 import hashlib
 import json
 import math
+import os
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salientpp import cli
@@ -31,6 +34,7 @@ from salientpp.datasets.tabular.staging import staged_tables
 from salientpp.progress import Progress
 from salientpp.store.keys import canonical_keys, key_hash
 
+ROOT = Path(__file__).parents[2]
 PLAIN = Options(deduplicate=False, dtype={}, finite=False)
 EPOCH = datetime.datetime(1970, 1, 1)
 
@@ -315,6 +319,7 @@ def check_edges(data, relation, ends: list[tuple], columns: dict[str, list]) -> 
     assert [end[::-1] for end, *_ in found] == sorted(end[::-1] for end in ends)
 
 
+@settings(max_examples=min(200, settings.default.max_examples))
 @given(
     database=databases(),
     seed=st.integers(0, 2**16),
@@ -630,6 +635,14 @@ def test_columns_that_cannot_be_attributes_are_left_out_with_a_warning(tmp_path)
     assert sorted(data["v"].keys()) == ["key_table", "num_nodes"]
 
 
+@pytest.mark.parametrize("name", ["num_nodes", "key_table", "a/b"])
+def test_an_attribute_with_a_name_that_stands_for_something_else_is_refused_before_rows_are_read(tmp_path, name):
+    table = pa.table({"id": [1, 1], name: [1, 2]})  # with a repeated key, which is found later
+    with pytest.raises(ValueError, match=f"the attribute '{name}' of 'v' cannot have this name"):
+        convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "v")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_too_many_texts_are_no_categories(tmp_path, monkeypatch):
     monkeypatch.setattr("salientpp.datasets.tabular.encodings.MOST_CATEGORIES", 3)
     described = shop(tmp_path, customer={"drop": ["region"]})
@@ -661,3 +674,39 @@ def test_a_complete_graph_is_replaced_only_with_overwrite(tmp_path):
         convert(described, tmp_path / "shop")
     expected = contents(tmp_path / "shop")
     assert contents(convert(described, tmp_path / "shop", overwrite=True)) == expected
+
+
+def test_resident_memory_stays_below_the_limit(tmp_path):
+    # 64 MB for arrays and allocators. One copy of the keys of all edges takes 80 MB.
+    rng = np.random.default_rng(0)
+    keys = pa.array([f"customer {number:07d}" for number in range(100_000)])
+    ends = [keys.take(pa.array(rng.integers(0, 100_000, 2_000_000))) for _ in range(2)]
+    pq.write_table(pa.table({"id": keys, "age": rng.random(100_000)}), tmp_path / "v.parquet")
+    pq.write_table(pa.table({"a": ends[0], "b": ends[1], "w": rng.random(2_000_000)}), tmp_path / "e.parquet")
+    program = """
+import sys
+from pathlib import Path
+import pyarrow, pyarrow.compute, pyarrow.dataset, pyarrow.parquet
+from salientpp.datasets import convert
+def kilobytes(name):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(name))
+asked = (kilobytes("VmRSS") + 64 * 1024) * 1024
+Path("/proc/self/clear_refs").write_text("5")
+described = {
+    "nodes": {"v": {"table": "v.parquet", "key": "id"}},
+    "edges": {"v,e,v": {"table": "e.parquet", "source": "a", "target": "b"}},
+}
+convert(described, "graph", memory=asked)
+print(kilobytes("VmHWM") * 1024, asked)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    peak, asked = map(int, done.stdout.split())
+    print(f"{peak:,} bytes resident of {asked:,}")
+    assert peak <= asked, f"{peak:,} bytes resident, expected at most {asked:,}"

@@ -10,7 +10,7 @@ from salientpp.store.directory.attributes import OWN_NAMES
 
 #: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
 #: it does so with every name that contains "edge".
-_TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
+_TAKEN = ("adj_t", "edge_index", "num_nodes", "key_table", "edge_attr", "edge_weight", "edge_type")
 
 #: Names that an attribute of edges cannot have.
 _TAKEN_BY_TOPOLOGY = ("edge_index", "adj_t", "edge_label_index", "indptr", "indices")

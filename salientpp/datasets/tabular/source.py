@@ -120,7 +120,7 @@ def describe_source(
             edges[edge.reverse_name] = _edges(each.backward, inverse, facts[edge.title], unit)
     origin = {
         "description": json.loads(graph.text),
-        "time_unit": unit and _UNITS[unit],
+        "time_unit": _UNITS.get(unit),
         "tables": {
             title: {
                 "from": table.provenance(),
