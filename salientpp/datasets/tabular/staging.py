@@ -129,7 +129,7 @@ def _warn_of_left_out(plan: ColumnPlan) -> None:
         warnings.warn(
             f"{plan.title}: columns are left out ({reasons}). Name them in drop to leave them out on purpose, or cast them",
             UserWarning,
-            stacklevel=6,
+            stacklevel=10,  # the call of convert
         )
 
 
