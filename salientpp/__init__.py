@@ -18,6 +18,8 @@ if _TYPE_CHECKING:
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.loader.serve import serve
     from salientpp.loader.statistics import LoaderStats
+    from salientpp.predictions.link_scores import link_scores
+    from salientpp.predictions.writer import PredictionWriter
     from salientpp.progress import Progress, ProgressBar
     from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
     from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -41,6 +43,7 @@ _MODULES = {
     "NeighborSampler": "sampling.neighbor_sampler",
     "PPRSampler": "sampling.ppr",
     "PartitionedGraph": "store.directory.opened",
+    "PredictionWriter": "predictions.writer",
     "Preemption": "launch.preemption",
     "Progress": "progress",
     "ProgressBar": "progress",
@@ -49,6 +52,7 @@ _MODULES = {
     "inclusion_probability": "vip.inclusion",
     "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
+    "link_scores": "predictions.link_scores",
     "load": "store.directory.load",
     "partition": "store.directory.writer",
     "rewrite_topology": "store.directory.rewrite",
@@ -64,6 +68,7 @@ __all__ = [
     "NeighborSampler",
     "PPRSampler",
     "PartitionedGraph",
+    "PredictionWriter",
     "Preemption",
     "Progress",
     "ProgressBar",
@@ -72,6 +77,7 @@ __all__ = [
     "inclusion_probability",
     "inference",
     "init_process_group",
+    "link_scores",
     "load",
     "partition",
     "rewrite_topology",

@@ -48,6 +48,7 @@ def draw_memory(result: Row) -> str:
         ["budget (`memory=`)", found["budget_bytes"]],
         ["rows in the cache, with their index", found["cached_bytes"]],
         ["ids of these rows", found["ids_of_cache_bytes"]],
+        ["seeds and their order", found["seeds_bytes"]],
         ["table of the thread that draws", found["tables_of_drawing_bytes"]],
         ["pages mapped from files", epoch["mapped"]],
         ["other", found["other_anonymous_bytes"]],
@@ -58,7 +59,13 @@ def draw_memory(result: Row) -> str:
         f"**Memory of a rank that trains**, beyond that of libraries, at the highest of samples every 0.05 s in an epoch: {found['vertices']:,} vertices, "
         f"{found['edges']:,} edges, {result['features']} float32 columns, topology in parts, fan-outs {result['fanouts']}, {result['batch_size']} seeds."
     )
-    return joined(text, table(["", "MB"], [[name, f"{value / _MB:,.1f}"] for name, value in lines]), source(result))
+    after = (
+        "In the first job on a directory, which computes the inclusion probabilities of joined parts, all of these exceed the budget by "
+        f"{found['over_law_bytes_with_vip'] / _MB:,.0f} MB."
+    )
+    return joined(
+        text, table(["", "MB"], [[name, f"{value / _MB:,.1f}"] for name, value in lines]), after, source(result)
+    )
 
 
 def draw_slow(result: Row) -> str:

@@ -17,13 +17,14 @@ TEXTS = {
     "source": "npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark (ogbn-... or ogbl-...), "
     "npy:DIR[,homogeneous=true] (folders of arrays by type), mag240m:DIR, igb:DIR[,classes=2983,homogeneous=true], or "
     "edges:FILES[,x=FILES,y=FILES,nodes=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES,source=COLUMN,target=COLUMN]: text, .npy or "
-    ".parquet files, with wildcards",
+    ".parquet files, with wildcards; or tables:FILE.toml: tables whose rows have keys, as the file describes",
     "root": "directory to write",
     "--memory": "limit of resident memory, such as 512MiB (default: 4GB)",
     "--undirected": "store every edge in both directions, each pair once; or store edges as they are (default: as the dataset defines it)",
     "--deduplicate": "store each pair of vertices once",
     "--dtype": "store an attribute as fp64, fp32, fp16 or bf16, as in --dtype=x=fp16; may be given several times (default: as in the source)",
     "--finite": "refuse NaN and infinity in attributes",
+    "--report": "write to this file, as JSON, the rows of tables that were kept and dropped, and what each column became; for tables:",
     "--overwrite": "replace a converted graph, or an unfinished conversion",
 }
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--finite", action="store_true")
     add_data(parser)
     add_json(parser, "the description of the converted graph")
+    add("--report", type=Path, metavar="FILE")
     add("--overwrite", action="store_true")
 
 
@@ -52,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.datasets import convert
     from salientpp.datasets.converted.directory import read_converted
 
-    files = files_of(arguments, "json")
+    files = files_of(arguments, "json", "report")
+    report = files.pop("report", None)
     if len(dict(arguments.dtype)) != len(arguments.dtype):
         raise ValueError("--dtype names an attribute twice; give each attribute one format")
     with warnings_in_lines("convert"), shown_progress() as progress:
@@ -60,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.source,
             arguments.root,
             dtype=dict(arguments.dtype),
+            report=report,
             progress=progress,
             **values_of(arguments, "memory", "undirected", "deduplicate", "finite", "data", "overwrite"),
         )

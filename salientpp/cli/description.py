@@ -36,6 +36,9 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
         for name, entry in type_.attributes.items()
         if "stored_as" in entry
     ]
+    facts += [
+        (_keys_of(type_.name), _columns_of(type_.keys)) for type_ in described.node_types if type_.keys is not None
+    ]
     if described.time_attr is not None:
         facts.append(("lists ascend by", repr(described.time_attr)))
     facts += [
@@ -107,6 +110,15 @@ def _attributes(*types: VertexType | EdgeType) -> str:
     return ", ".join(shown) or "none"
 
 
+def _keys_of(type_: str | None) -> str:
+    return "keys" if type_ is None else f"keys of {type_}"
+
+
+def _columns_of(keys: Sequence[Mapping[str, str]]) -> str:
+    """Returns names and types of key columns as text."""
+    return ", ".join(f"{column['name']} {column['type']}" for column in keys)
+
+
 def _columns(*columns: Mapping[str, Mapping[str, Any]]) -> str:
     shown = [
         f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
@@ -170,9 +182,15 @@ def describe_converted(root: Path) -> Table:
         }
         name = "vertices" if vertices["name"] is None else f"vertices {vertices['name']}"
         facts.append((name, f"{vertices['num_vertices']:,}; {_columns(columns) if columns else 'no attributes'}"))
-    for edges in manifest["edge_types"]:
+        if vertices.get("keys") is not None:
+            facts.append((_keys_of(vertices["name"]), _columns_of(vertices["keys"])))
+    for number, edges in enumerate(manifest["edge_types"]):
+        entries = {name: manifest["files"][f"e{number}.{name}.npy"] for name in edges.get("columns", ())}
+        columns = {
+            name: {"dtype": each["torch_dtype"], "row_shape": each["shape"][1:]} for name, each in entries.items()
+        }
         name = "edges" if edges["name"] is None else f"edges {' '.join(edges['name'])}"
-        facts.append((name, f"{edges['num_edges']:,}"))
+        facts.append((name, "; ".join([f"{edges['num_edges']:,}", *([_columns(columns)] if columns else [])])))
     for links in manifest.get("link_splits", ()):
         split, of = links["name"], links["columns"]
         entries = {name: manifest["files"][f"l.{split}.{name}.npy"] for name in of if name not in ("edge", "edge_neg")}

@@ -30,10 +30,10 @@ from salientpp.versions import check_versions
 #: Subcommands by their purpose, in the order of the help.
 GROUPS = {
     "start": ("demo", "doctor"),
-    "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
+    "prepare a graph": ("describe", "convert", "partition", "info", "rewrite", "copy-to-disk"),
     "before you rent machines": ("analyze", "plan", "calibrate"),
     "run on a cluster": ("slurm", "serve"),
-    "after a run": ("report",),
+    "after training": ("predict", "report"),
 }
 #: Options of other libraries, and words of this package's functions -> the option of the command.
 MEANT = {

@@ -60,7 +60,8 @@ def load_dataset(
             * ``"python:MODULE:FUNCTION"``: the result of the function, called without arguments. The module is searched in the current directory, then on
               `sys.path`. The standard output of the module and the function goes to stderr;
             * ``"converted:DIR"``: a directory that `convert` wrote. Its arrays are mapped copy-on-write, and `adj_t` (torch's CSR) replaces `edge_index`.
-              Sizes and sampled checksums are checked; with `verify=True`, every byte;
+              Sizes and sampled checksums are checked; with `verify=True`, every byte. Types of vertices that were tables with keys have a `key_table`, whose
+              `rows(ids)` gives the keys of vertices;
             * the name of a homogeneous OGB node-property dataset. The result also has the attributes that OGB's own PyG loader sets: `edge_attr`, `node_year`
               and `node_species`, if the dataset has them. `y` of the multi-label ogbn-proteins is int64 [N, 112]. Each call reads the raw files (about a
               minute for ogbn-products);
@@ -154,12 +155,12 @@ def to_convert(dataset: str) -> str | None:
     kind, colon, rest = dataset.partition(":")
     if kind.startswith("ogbl-"):
         return dataset
-    if kind not in ("edges", *LAYOUTS) and Path(kind).suffix not in EDGE_FILES:
+    if kind not in ("edges", "tables", *LAYOUTS) and Path(kind).suffix not in (*EDGE_FILES, ".toml"):
         return None
     path = rest.partition(",")[0] if colon else dataset
     if not Path(path).exists() and not (glob.has_magic(path) and glob.glob(path)):
         raise FileNotFoundError(f"{path}: no such {'directory' if kind in LAYOUTS else 'file'}")
-    return dataset if colon else f"edges:{dataset}"
+    return dataset if colon else f"{'tables' if Path(dataset).suffix == '.toml' else 'edges'}:{dataset}"
 
 
 def undirected_hint(source: str) -> str:

@@ -100,16 +100,32 @@ def _graph_in(stored: object, where: str) -> Data | HeteroData:
 
 def load_python(where: str, source: str) -> Data | HeteroData:
     """Loads ``python:MODULE:FUNCTION``, see `load_dataset`."""
+    data = _graph_in(call_named(where, source, "python:MODULE:FUNCTION such as python:my_graph:load"), where)
+    check_data(data, where)
+    return data
+
+
+def call_named(where: str, source: str, form: str) -> Any:
+    """Returns the result of ``MODULE:FUNCTION``, a function of the user's that takes no arguments.
+
+    The module is searched in the current directory, then on `sys.path`. The standard output of the module and the function goes to stderr.
+
+    Args:
+        where: the text with the name that the user gave, for errors.
+        source: ``MODULE:FUNCTION``.
+        form: the expected form of ``where``, and an example with the module ``my_graph``.
+
+    Raises:
+        ValueError: the name has another form, there is no such function, or the user's code raised an exception.
+    """
     name, colon, function_name = source.partition(":")
     if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):
-        raise ValueError(
-            f"{where}: expected python:MODULE:FUNCTION such as python:my_graph:load, where MODULE is my_graph.py without .py"
-        )
+        raise ValueError(f"{where}: expected {form}, where MODULE is my_graph.py without .py")
     sys.path.insert(0, os.getcwd())
     try:
         # Standard output is for the results of commands.
         with contextlib.redirect_stdout(sys.stderr):
-            module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
+            module = run_users(where, f"importing {name}", lambda: importlib.import_module(name))
             function = getattr(module, function_name, None)
             if not callable(function):
                 functions = [key for key, value in vars(module).items() if callable(value)]
@@ -118,16 +134,13 @@ def load_python(where: str, source: str) -> Data | HeteroData:
                     f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
                     f"{did_you_mean(function_name, known)}"
                 )
-            stored = _run_users(where, f"{function_name}()", function)
+            return run_users(where, f"{function_name}()", function)
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(os.getcwd())
-    data = _graph_in(stored, where)
-    check_data(data, where)
-    return data
 
 
-def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
+def run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
     """Calls the user's code. Raises ValueError for any exception in it; the text lists the lines of that code, the innermost first."""
     try:
         return call()

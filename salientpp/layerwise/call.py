@@ -20,7 +20,7 @@ from salientpp.layerwise.layers import TRIED_ROWS, Network, digests_of, network_
 from salientpp.layerwise.normalisation import LayerEdges, Normalisation
 from salientpp.layerwise.parts import (
     ROWS,
-    check_folder,
+    ArrayParts,
     features_of,
     make_folder,
 )
@@ -28,6 +28,7 @@ from salientpp.layerwise.products import Places
 from salientpp.layerwise.scratch import MEMORY, mapped_rows
 from salientpp.layerwise.uses import count_transfers_saved
 from salientpp.loader.statistics import LoaderStats
+from salientpp.predictions.part_files import ParquetParts
 from salientpp.progress import Progress
 from salientpp.ranks.placement import Placement
 from salientpp.store.directory.opened import PartitionedGraph
@@ -70,7 +71,7 @@ class Call:
     batch_edges: int
     names: Mapping[str, str | None]
     dtype: torch.dtype | None
-    out: Path | None
+    out: ArrayParts | ParquetParts | None
     progress: Progress
     options: Mapping[str, Any]
     scratch: Path | None = None
@@ -193,7 +194,7 @@ class Call:
         if self.out is not None:
             self.files = {0: (0, size)} if held is None else _places_of_parts(held, source.exchange.part_id)
             num_parts = 1 if held is None else held.whole.num_parts
-            check_folder(self.out, self.files, num_parts, self.like[-1].dtype)
+            self.out.check(self.files, num_parts, self.like[-1])
         self.num_vertices, self.begin = source.books[None].num_vertices, self.lists.first_target
         self.ranges = [
             (first, min(first + batch_size, last))

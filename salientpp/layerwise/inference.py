@@ -25,6 +25,7 @@ from salientpp.layerwise.call import NO_ROWS, Call
 from salientpp.layerwise.layer_run import LayerRun
 from salientpp.layerwise.layers import device_of, evaluating
 from salientpp.layerwise.parts import (
+    results_at,
     sampler_of,
 )
 from salientpp.loader.statistics import LoaderStats
@@ -78,7 +79,9 @@ def inference(
         dtype: dtype that ``x`` is converted to, batch by batch; None: as stored.
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
         out: a folder, created if needed. When all rows are computed, those of part k of the directory are written to ``part-<k in five digits>.npy`` in it,
-            on any number of ranks. A folder with files of further parts is refused.
+            on any number of ranks. A folder with files of further parts is refused. A folder whose name ends in ``.parquet``, or an address such as
+            ``s3://bucket/folder``, gets Parquet files ``part-<k>.parquet`` instead. They have the key columns of the user's tables, or the column ``id``
+            for vertices without keys, and the column ``output`` with numbers or lists of fixed length.
         scratch: a folder, created if needed. The rows of each layer are then in mapped files without a name in it, and not in memory. A layer that is a sum or
             a mean then visits sources in order and adds to their targets' sums, or visits targets in batches, whichever reads less. Results are equal up
             to rounding.
@@ -109,7 +112,7 @@ def inference(
         }  # fmt: skip
         names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
         call = Inference(
-            model, data, batch_edges, names, dtype, None if out is None else Path(out), progress or Progress(), options,
+            model, data, batch_edges, names, dtype, results_at(out, data), progress or Progress(), options,
             None if scratch is None else Path(scratch), memory,
         )  # fmt: skip
     return call.run()

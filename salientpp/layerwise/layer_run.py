@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,19 +26,19 @@ from salientpp.engine.option import integer
 from salientpp.engine.run import Epoch
 from salientpp.engine.seeds import vertex_seeds
 from salientpp.engine.source import BatchSource, open_data, open_partition
-from salientpp.files import save_array, written_whole
 from salientpp.layerwise.call import Call
 from salientpp.layerwise.parts import (
     ROWS,
+    ArrayParts,
     Prepared,
     Ranges,
-    file_of,
 )
 from salientpp.layerwise.products import Places, Product
 from salientpp.layerwise.scratch import Reads, count_reads
 from salientpp.layerwise.uses import CacheOfUses
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together
 from salientpp.loader.values import Options
+from salientpp.predictions.part_files import ParquetParts
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import topology_of_part
 from salientpp.sampling.schedule import Turns
@@ -203,13 +202,12 @@ class LayerRun:
             for (first, last), piece in zip(batches, arrived.split(lengths)):
                 rows[first:last] = piece
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, out: ArrayParts | ParquetParts) -> None:
         """Writes the rows of each part. Files replace those of an earlier call after every rank has written its own."""
-        call, rows = self._call, self._call.following.numpy()
+        call, rows = self._call, self._call.following
         with ExitStack() as stack:
             with self._ending():
                 for part_id, (first, last) in call.files.items() if call.placement.place == 0 else ():
-                    save = partial(save_array, array=rows[first:last])
-                    stack.enter_context(written_whole(file_of(folder, part_id), save))
+                    stack.enter_context(out.written(part_id, rows[first:last]))
             with self._ending():
                 stack.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +16,9 @@ from torch_geometric.data import Data
 
 from salientpp.engine.agreement import Facts
 from salientpp.engine.source import BatchSource
-from salientpp.files import check_output
+from salientpp.files import check_output, save_array, written_whole
 from salientpp.loader.values import Options
+from salientpp.predictions.part_files import ParquetParts, is_parquet
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Schedule
 from salientpp.store.directory.opened import PartitionedGraph
@@ -42,11 +46,6 @@ class Prepared:
     options: Options
 
 
-def file_of(folder: Path, part_id: int) -> Path:
-    """Returns the file of the rows of a part."""
-    return folder / f"part-{part_id:05d}.npy"
-
-
 def make_folder(folder: Path) -> None:
     """Creates a folder unless it exists. Raises ValueError if that fails."""
     try:
@@ -55,32 +54,57 @@ def make_folder(folder: Path) -> None:
         raise ValueError(f"the folder {folder} cannot be created ({error.strerror}); choose another") from None
 
 
-def check_folder(folder: Path, part_ids: Collection[int], num_parts: int, dtype: torch.dtype) -> None:
-    """Creates the folder that an inference writes its results to, before it computes them.
+class ArrayParts:
+    """Files ``part-<k>.npy`` in a folder, with the rows of each part of a graph. A ``Data`` has one part."""
 
-    Raises:
-        ValueError: rows of ``dtype`` cannot be written to it, or it has files of more parts than the graph's ``num_parts``.
-    """
-    try:
-        torch.empty(0, dtype=dtype, device="cpu").numpy()
-    except TypeError:
-        raise ValueError(
-            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
-        ) from None
-    make_folder(folder)
-    try:
-        found = [(path.name, re.fullmatch(r"part-(\d{5,})\.npy", path.name)) for path in folder.iterdir()]
-    except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be read ({error.strerror}); choose another") from None
-    others = sorted(name for name, match in found if match is not None and int(match[1]) >= num_parts)
-    if others:
-        # They may be results that somebody needs. Left in place, they would be taken for rows of this graph.
-        raise ValueError(
-            f"the folder {folder} must have no files of other parts than the {num_parts} of this graph, but it has {others[0]}"
-            f"{f' and {len(others) - 1} more' if others[1:] else ''}; remove them, or choose another folder as out="
-        )
-    for part_id in part_ids:
-        check_output(file_of(folder, part_id))
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def check(self, part_ids: Collection[int], num_parts: int, like: Tensor) -> None:
+        """Creates the folder that an inference writes its results to, before it computes them.
+
+        Args:
+            part_ids: parts whose files this rank writes.
+            like: [0, ...], a tensor with the shape and dtype of the rows.
+
+        Raises:
+            ValueError: such rows cannot be written to the folder, or it has files of more parts than the graph's ``num_parts``.
+        """
+        folder = self._folder
+        try:
+            torch.empty(0, dtype=like.dtype, device="cpu").numpy()
+        except TypeError:
+            raise ValueError(
+                f"rows of {like.dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
+            ) from None
+        make_folder(folder)
+        try:
+            found = [(path.name, re.fullmatch(r"part-(\d{5,})\.npy", path.name)) for path in folder.iterdir()]
+        except OSError as error:
+            raise ValueError(f"the folder {folder} cannot be read ({error.strerror}); choose another") from None
+        others = sorted(name for name, match in found if match is not None and int(match[1]) >= num_parts)
+        if others:
+            # They may be results that somebody needs. Left in place, they would be taken for rows of this graph.
+            raise ValueError(
+                f"the folder {folder} must have no files of other parts than the {num_parts} of this graph, but it has {others[0]}"
+                f"{f' and {len(others) - 1} more' if others[1:] else ''}; remove them, or choose another folder as out="
+            )
+        for part_id in part_ids:
+            check_output(self._file_of(part_id))
+
+    def written(self, part_id: int, rows: Tensor) -> AbstractContextManager[None]:
+        """Writes the rows of a part [n, ...]. The file replaces an earlier one when the ``with`` block ends, unless the block raises."""
+        return written_whole(self._file_of(part_id), partial(save_array, array=rows.numpy()))
+
+    def _file_of(self, part_id: int) -> Path:
+        return self._folder / f"part-{part_id:05d}.npy"
+
+
+def results_at(out: str | os.PathLike[str] | None, data: PartitionedGraph | Data) -> ArrayParts | ParquetParts | None:
+    """Returns the files of results for the argument ``out`` of an inference: Parquet files, ``.npy`` files or none."""
+    if out is None:
+        return None
+    return ParquetParts(out, data) if is_parquet(out) else ArrayParts(Path(out))
 
 
 def features_of(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
@@ -161,6 +162,10 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     )
 
 
+#: Bytes of a rank's memory for each of its seeds: its id, and its place in the order of an epoch.
+_SEED_BYTES = 16
+
+
 def _beside_copies(basis: Basis) -> dict[str, int]:
     """Returns those fields of :class:`Budget` by which the budget of a rank that only trains is for all its memory but batches. They are 0 for other ranks."""
     source, placement = basis.source, basis.epochs.placement
@@ -170,8 +175,11 @@ def _beside_copies(basis: Basis) -> dict[str, int]:
     # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
     table = 4 * sum(book.num_vertices for book in source.books.values())
     has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
+    inputs: Any = source.seeds.inputs
+    num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
+    of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
     return {
-        "tables": has_tables * table * max(1, basis.num_workers) * basis.ranks_on_host,
+        "tables": of_rank * basis.ranks_on_host,
         "num_rows": sum(book.num_vertices for book in books),
         "row_bytes": max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
     }

@@ -40,6 +40,8 @@ def written(capsys, *words) -> dict:
 
 
 def test_every_command_writes_json(capsys, folder):
+    described = written(capsys, "describe", "edges.csv")
+    assert described["tables"][0]["num_rows"] == 60
     graph = written(capsys, "convert", "edges:edges.csv", "graph")
     assert graph["node_types"][0]["num_vertices"] == 60 and graph["edge_types"][0]["num_edges"] == 60
     assert graph == written(capsys, "info", "graph") == written(capsys, "info", "graph", "--verify")

@@ -73,7 +73,8 @@ MAY_IMPORT = {
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
     "metrics": {"arguments", "files", "lightning", "loader.engine_loader", "loader.metrics", "processes", "versions"},
     "report": {"analysis", "display"},
-    "layerwise": LOADERS | {"nn.layers", "nn.unchanged"},
+    "predictions": LOADERS,
+    "layerwise": LOADERS | {"nn.layers", "nn.unchanged", "predictions"},
     "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.planner"},
     "datasets": ROWS | {"partitioning", "sampling"},
 }

@@ -44,7 +44,7 @@ def blocks_of(text: str) -> Iterator[Block]:
             code = "\n".join(line[1:] for line in code.splitlines() if line[:1] != "-")
         for asked in how:
             if not re.fullmatch(
-                r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|needs \w+|is \w+\.py", asked
+                r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|needs \w+|is \w+\.(?:py|toml)", asked
             ):
                 raise ValueError(
                     f"docs-test: expected words that the docstring of tests/support/pages.py lists, got {asked!r}"
@@ -55,5 +55,5 @@ def blocks_of(text: str) -> Iterator[Block]:
             if old not in code:
                 raise ValueError(f"docs-test: the block at line {block.line} has no {old!r}")
             code = code.replace(old, new)
-        if block.language in ("python", "diff", "bash"):
+        if block.language in ("python", "diff", "bash") or block.said("is"):
             yield Block(block.language, code, block.line, how)

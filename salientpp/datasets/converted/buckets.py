@@ -97,6 +97,23 @@ def edge_words(
         yield word
 
 
+def ascending(words: Iterable[np.ndarray], pieces_are: str) -> Iterator[np.ndarray]:
+    """Yields the words of edges that need no sorting, without empty arrays. Raises ValueError, which begins with ``pieces_are``, unless targets ascend."""
+    last, done = np.zeros(1, dtype=np.uint64), 0
+    for word in words:
+        if not word.size:
+            continue
+        target = word >> np.uint64(_SOURCE_BITS)
+        before = np.concatenate([last, target[:-1]])
+        falls = target < before
+        if falls.any():
+            raise ValueError(
+                f"{pieces_are} must ascend by target, but edge {done + int(falls.argmax())} has a smaller target than the one before it; sort the edges"
+            )
+        last, done = target[-1:], done + word.size
+        yield word
+
+
 def _join(target: np.ndarray, source: np.ndarray, out: np.ndarray) -> None:
     out[...] = target
     out <<= np.uint64(_SOURCE_BITS)

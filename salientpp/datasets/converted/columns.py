@@ -38,11 +38,16 @@ def write_column(
     dtype: str | None,
     finite: bool,
     progress: Progress,
+    of: str = "vertex",
 ) -> dict[str, Any]:
     """Writes the rows of an attribute in their order. Returns the manifest's description of the array.
 
-    Raises ValueError if the number of rows is not ``num_rows``, or if a value does not fit ``dtype`` (a key of ``DTYPES``). With ``finite`` the function also
-    refuses values that are not finite. The text of the error names the place.
+    Args:
+        of: what has a row, 'vertex' or 'edge', for errors.
+
+    Raises:
+        ValueError: the number of rows is not ``num_rows``, or a value does not fit ``dtype`` (a key of ``DTYPES``). With ``finite``, a value is not finite.
+            The text of the error names the place.
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
@@ -59,7 +64,7 @@ def write_column(
                 )
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
                 raise ValueError(
-                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have {num_rows} rows, one per vertex, but has more"
+                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have {num_rows} rows, one per {of}, but has more"
                 )
             if piece.at is None:
                 writer.write(values)
@@ -69,7 +74,7 @@ def write_column(
         assert writer is not None  # there is at least one piece
         if num_rows is not None and writer.num_rows != num_rows:
             raise ValueError(
-                f"{piece.where(len(values))}: {name} must have {num_rows} rows, one per vertex, but ends after {writer.num_rows}"
+                f"{piece.where(len(values))}: {name} must have {num_rows} rows, one per {of}, but ends after {writer.num_rows}"
             )
         return writer.finish()
 

@@ -5,9 +5,9 @@ The result depends on the source and the options, never on the budget.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,20 @@ from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
-from salientpp.datasets.converted.directory import manifest_text
+from salientpp.datasets.converted.directory import manifest_text, needs_version_3
+from salientpp.datasets.converted.key_files import write_keys_of_vertices
 from salientpp.datasets.converted.link_files import write_links
+from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
+from salientpp.datasets.tabular.open import TABLES, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
-
-#: Names that an attribute of vertices cannot have, because PyG uses them otherwise. PyG takes the last three for attributes of edges. In a homogeneous graph
-#: it does so with every name that contains "edge".
-_TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
-
-#: Most bytes of an attribute's name, so that the names of its files are not too long.
-_LONGEST = 200
+from salientpp.store.key_table import arrow
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Options:
 
 
 def convert(
-    source: str,
+    source: str | Mapping[str, Any],
     root: str | Path,
     *,
     memory: int | str = "4GB",
@@ -57,6 +54,7 @@ def convert(
     finite: bool = False,
     data: str | Path = "data",
     overwrite: bool = False,
+    report: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Writes a graph to a directory of files that :func:`load_dataset` maps, in bounded memory.
@@ -74,6 +72,8 @@ def convert(
               (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. Names of columns, such as source and target, decide which end a column
               holds; ``,source=COLUMN,target=COLUMN`` names others. ``nodes`` are Parquet tables with a row per vertex. FILES may have wildcards; several
               files are read in the order of the numbers in their names.
+            * ``"tables:FILE.toml"``: tables whose rows have keys, as the file describes. A mapping with the entries ``nodes`` and ``edges`` of such a file
+              works too; its tables may be objects of pyarrow, pandas, polars or DuckDB.
         root: the directory to write.
         memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
@@ -83,6 +83,7 @@ def convert(
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
         overwrite: replace a converted graph, or an unfinished conversion, in ``root``. The call fails if ``root`` also holds files that no conversion wrote.
+        report: file to write as JSON, for ``tables``: rows that were kept and dropped, with examples, and what each column became.
         progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:
@@ -92,10 +93,32 @@ def convert(
         ValueError: an argument, the source or the directory is wrong, or a step needs more memory. The text says where, and what to do.
         OSError: the directory cannot be written. Finished steps are kept for the next run.
     """
-    opened = open_source(source, Path(data), undirected)
-    budget = Budget.of(memory)
-    options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
-    return write_converted(opened, Path(root), budget, options, overwrite=overwrite, progress=progress)
+    root, progress = Path(root), progress or Progress()
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Mapping) or (isinstance(source, str) and source.startswith(TABLES)):
+            budget = _budget_of_tables(memory, root, overwrite)
+            opened = stack.enter_context(opened_tables(source, root, undirected, budget, report, progress))
+        else:
+            opened = open_source(source, Path(data), undirected)
+            if report is not None:
+                raise ValueError(
+                    f"report is only for tables with keys ({TABLES}FILE.toml), got {source!r}; leave it out"
+                )
+            budget = Budget.of(memory)
+        options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
+        return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
+
+
+def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
+    """Returns the budget of a conversion of tables. Raises ValueError at once if ``root`` may not be written, since reading the tables takes long."""
+    arrow()  # its memory is not for arrays
+    if not overwrite and has_manifest(root):
+        raise _exists(root)
+    return Budget.of(memory)
+
+
+def _exists(root: Path) -> ValueError:
+    return ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
 
 
 def _flag(name: str, value: object) -> bool:
@@ -105,7 +128,8 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _dtypes(dtype: Mapping[str, str] | None, source: Source) -> dict[str, str]:
-    known = {name for vertices in source.vertices.values() for name in vertices.columns} - {"y"}
+    types: list[Vertices | EdgeSource] = [*source.vertices.values(), *source.edges.values()]
+    known = {name for type_ in types for name in type_.columns} - {"y"}
     for name, format in (dtype or {}).items():
         if name not in known:
             raise ValueError(
@@ -127,6 +151,7 @@ def write_converted(
 ) -> Path:
     """Writes a source that is already open. Otherwise the same as :func:`convert`."""
     _check_names(source)
+    _check_edges(source, options)
     if source.left_out:
         warnings.warn(
             f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds only edges, attributes of vertices, and splits",
@@ -155,7 +180,7 @@ def write_converted(
     with alone(root):
         complete = has_manifest(root)
         if complete and not overwrite:
-            raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
+            raise _exists(root)
         replaced = _replaced(root) if complete else None
         journal = Journal.open(root, "conversion", task, overwrite=overwrite, replaced=replaced)
         conversion = _Conversion(source, journal, budget, options, progress or Progress())
@@ -183,18 +208,24 @@ def _replaced(root: Path) -> set[str]:
 def _check_names(source: Source) -> None:
     """Raises ValueError if an attribute's name cannot be a file name, or has another meaning in PyG, such as ``edge_index``."""
     for type_, vertices in source.vertices.items():
-        of = "" if type_ is None else f" of {type_!r}"
-        masks = [f"{split}_mask" for split in vertices.splits]
-        for name in vertices.columns:
-            if name in _TAKEN or name in masks or (type_ is None and "edge" in name):
-                raise ValueError(
-                    f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
-                )
-            if not name or set(name) & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST:
-                raise ValueError(
-                    f"{source.name}: the attribute {name!r}{of} cannot have this name, because a file is called after it; rename it, without '/' and with at "
-                    f"most {_LONGEST} bytes"
-                )
+        check_vertex_names(source.name, type_, vertices.columns, vertices.splits)
+    for relation, edges in source.edges.items():
+        check_edge_names(source.name, relation, edges.columns)
+
+
+def _check_edges(source: Source, options: Options) -> None:
+    """Raises ValueError if edges have attributes, and an option would add, merge or reorder edges."""
+    named = {
+        "deduplicate": options.deduplicate,
+        "undirected": source.undirected,
+        "undirected=False": source.both_directions,
+    }
+    for relation, edges in source.edges.items():
+        if edges.columns and (chosen := [name for name, is_set in named.items() if is_set]):
+            raise ValueError(
+                f"{source.name}: {_edges_of(relation)} have attributes ({', '.join(edges.columns)}), so {chosen[0]} is not possible, since each edge keeps its "
+                "row; leave it out"
+            )
 
 
 class _Conversion:
@@ -210,23 +241,29 @@ class _Conversion:
 
     def run(self) -> dict[str, Any]:
         """Runs all steps. Returns the contents of the manifest, without format, version and checksum."""
-        node_types = []
+        node_types: list[dict[str, Any]] = []
+        is_keyed = needs_version_3(self.source)
         for number, (type_, vertices) in enumerate(self.source.vertices.items()):
             size = self.sizes[type_] = self._columns(number, type_, vertices)
             columns = [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)]
             node_types.append({"name": type_, "num_vertices": size, "columns": columns})
+            if is_keyed:
+                node_types[-1]["keys"] = self._keys(number, type_, vertices.keys)
         if not any(self.sizes.values()):
             raise ValueError(f"{self.source.name}: the graph has no vertices; give files that are not empty")
-        edge_types = [
-            {"name": name, "num_edges": self._lists(number, name, edges)}
-            for number, (name, edges) in enumerate(self.source.edges.items())
-        ]
+        edge_types: list[dict[str, Any]] = []
+        for number, (name, edges) in enumerate(self.source.edges.items()):
+            edge_types.append({"name": name, "num_edges": self._lists(number, name, edges)})
+            if is_keyed:
+                self._edge_columns(number, name, edges, edge_types[-1]["num_edges"])
+                edge_types[-1]["columns"] = [*edges.columns]
         links = [{"name": split, "columns": self._links(split, file)} for split, file in self.source.links.items()]
         return {
             "source": self.source.name,
             "node_types": node_types,
             "edge_types": edge_types,
             **({"link_splits": links} if links else {}),
+            **({"tables": dict(self.source.origin)} if is_keyed else {}),
             "files": self.journal.file_entries(),
         }
 
@@ -278,6 +315,19 @@ class _Conversion:
                 self.journal.note(step, {file: entry}, {})
         return num_vertices
 
+    def _keys(self, number: int, type_: str | None, keys: Path | None) -> list[dict[str, str]] | None:
+        """Writes the keys of a type of vertices. Returns name and type of each key column, or None without keys."""
+        if keys is None:
+            return None
+        step = f"keys of n{number}"
+        facts = self.journal.facts(step)
+        if facts is None:
+            self.progress.begin(f"writing the keys{'' if type_ is None else f' of {type_}'}")
+            file = f"n{number}.keys.arrow"
+            entry, columns = write_keys_of_vertices(keys, self.sizes[type_], self.journal.work / file)
+            facts = self.journal.note(step, {file: entry}, {"columns": columns})
+        return facts["columns"]
+
     def _count(self, number: int, type_: str | None) -> int:
         """Finds the number of vertices of a type from its edges: the largest id plus one."""
         step = f"n{number}.count"
@@ -308,15 +358,50 @@ class _Conversion:
         spread, step = f"e{number}.spread", f"e{number}.lists"
         facts = self.journal.facts(step)
         if facts is None:
-            runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
-            self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
             work, unique = self.journal.work, self._is_symmetric(name) or self.options.deduplicate
-            words = buckets.in_order(runs, self.capacity, unique, work)
-            files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, self.progress)
+            if (edges.ascends or edges.columns) and not unique and not self.source.both_directions:
+                words = self._words_in_order(name, edges, num_sources, num_targets)
+                progress = Progress()  # reading the words shows it
+            else:
+                runs = self._spread(spread, name, edges, num_sources, num_targets)
+                progress = self.progress
+                progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
+                words = buckets.in_order(runs, self.capacity, unique, work)
+            files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, progress)
             facts = self.journal.note(step, dict(zip((indptr, indices), files)), {"num_edges": files[1]["shape"][0]})
         self.journal.drop(spread)
         return facts["num_edges"]
+
+    def _words_in_order(
+        self, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int
+    ) -> Iterator[np.ndarray]:
+        """Yields the words of edges whose targets ascend, as they are read. Raises ValueError if they do not ascend."""
+        self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)
+        pieces = edges.pieces(self.edges_at_once)
+        words = buckets.edge_words(pieces, num_sources, num_targets, False, self.progress)
+        return buckets.ascending(words, f"{self.source.name}: {_edges_of(name)}")
+
+    def _edge_columns(self, number: int, relation: EdgeName, edges: EdgeSource, num_edges: int) -> None:
+        """Writes the attributes of a relation."""
+        for name, rows in edges.columns.items():
+            step = f"attribute e{number}.{name}"
+            if self.journal.facts(step) is not None:
+                continue
+            self.progress.begin(f"reading {name} of {_edges_of(relation)}", rows.total, rows.unit)
+            file, dtype = f"e{number}.{name}.npy", self.options.dtype.get(name)
+            entry = write_column(
+                name,
+                rows,
+                num_edges,
+                self.journal.work / file,
+                self.budget,
+                dtype=dtype,
+                finite=self.options.finite,
+                progress=self.progress,
+                of="edge",
+            )
+            self.journal.note(step, {file: entry}, {})
 
     def _spread(self, step: str, name: EdgeName, edges: EdgeSource, num_sources: int, num_targets: int) -> buckets.Runs:
         """Does the first pass of :mod:`~salientpp.datasets.converted.buckets` over a relation, unless the journal records it. Returns the runs on disk."""

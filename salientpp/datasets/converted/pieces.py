@@ -58,6 +58,8 @@ class EdgeSource:
     num_edges: int | None = None  # None if it is unknown before reading
     unit: str = "edges"
     left_out: tuple[str, ...] = ()  # columns that are not converted
+    columns: Mapping[str, Rows] = field(default_factory=dict)  # attributes: a row per edge, in the order of the pieces
+    ascends: bool = False  # the targets ascend, so the edges need no sorting; edges with attributes must ascend
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Vertices:
     columns: Mapping[str, Rows] = field(default_factory=dict)  # labels are called ``y``
     splits: Mapping[str, Split] = field(default_factory=dict)
     keeps_unlabelled: bool = False  # if False, splits leave out the vertices that ``y`` marks as unlabelled
+    keys: Path | None = None  # Arrow file with the key of each vertex, in the order of the ids
 
 
 @dataclass(frozen=True)
@@ -115,3 +118,6 @@ class Source:
     files: tuple[Path, ...] = ()  # files of the source; if their sizes or times differ, the source has changed
     made_of: Mapping[str, object] = field(default_factory=dict)  # identifies a source without files
     left_out: tuple[str, ...] = ()  # attributes that are not converted
+    origin: Mapping[str, object] = field(
+        default_factory=dict
+    )  # JSON object that says where tables came from, and how values were encoded

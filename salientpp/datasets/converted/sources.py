@@ -55,10 +55,22 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
         return open_ogb(name, data, **parameters)
     if Path(name).suffix in EDGE_FILES and not rest:
         raise ValueError(f'source must say what the files hold, got {source!r}. Did you mean "edges:{source}"?')
-    known = ("npz", "pyg", "edges", *LAYOUTS, "ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbl-citation2")
+    if Path(name).suffix == ".toml" and not rest:
+        raise ValueError(f'source must say what the file describes, got {source!r}. Did you mean "tables:{source}"?')
+    known = (
+        "npz",
+        "pyg",
+        "edges",
+        "tables",
+        *LAYOUTS,
+        "ogbn-arxiv",
+        "ogbn-products",
+        "ogbn-papers100M",
+        "ogbl-citation2",
+    )
     folders = ", ".join(f"{layout}:DIR" for layout in LAYOUTS)
     raise ValueError(
-        f'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,...", a folder of arrays ({folders}) or the name of an OGB dataset such as '
+        f'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,...", "tables:FILE.toml", a folder of arrays ({folders}) or an OGB dataset such as '
         f"ogbn-papers100M or ogbl-citation2, got {source!r}{did_you_mean(name, known) if name else ''}"
     )
 

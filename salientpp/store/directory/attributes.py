@@ -19,6 +19,7 @@ from salientpp.ids import as_tensor
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
 from salientpp.store.frames import Frame, take_apart
+from salientpp.store.key_table import KeyTable, check_key_types
 
 _TOPOLOGY = ("edge_index", "adj_t", "num_nodes")
 _OF_SEEDS = ("batch_size", "input_id", "seed_time")
@@ -82,6 +83,22 @@ def collect_attributes(
     for type_, (store, size) in zip(graph.node_types, zip(node_stores(data).values(), graph.num_vertices)):
         node[type_] = _columns(store, place(type_), num_vertices=size)
     return node, edge
+
+
+def collect_keys(data: Data | HeteroData, graph: TypedGraph) -> dict[str | None, KeyTable]:
+    """Returns the keys of the vertex types that have a :class:`KeyTable` named ``key_table``. ValueError unless it has a row per vertex."""
+    keys = {}
+    for (type_, store), size in zip(node_stores(data).items(), graph.num_vertices):
+        table = store.get("key_table")
+        if isinstance(table, KeyTable):
+            if table.num_rows != size:
+                raise ValueError(
+                    f"{place(type_)}.key_table must have one row per vertex, expected {size}, got {table.num_rows}; take it out: "
+                    f"del {place(type_)}.key_table"
+                )
+            check_key_types(table.schema, f"{place(type_)}.key_table")
+            keys[type_] = table
+    return keys
 
 
 def place(name: str | EdgeName) -> str:

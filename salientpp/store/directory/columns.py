@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.store.directory.description import EdgeType, VertexType, words_of_type
+from salientpp.store.directory.description import Description, EdgeType, VertexType, words_of_type
 from salientpp.store.directory.files import Arrays
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
@@ -16,6 +16,15 @@ from salientpp.suggestions import did_you_mean
 
 #: Rows in files.
 StoredRows = TensorRows | JoinedRows | NarrowRows
+
+
+def named_vertices(arrays: Arrays, description: Description, type_: str | None) -> VertexType:
+    """Returns the description of a vertex type. ValueError, which lists the types, if there is none of this name."""
+    for vertices in description.node_types:
+        if vertices.name == type_:
+            return vertices
+    known = ", ".join(repr(vertices.name) for vertices in description.node_types)
+    raise ValueError(f"type_ must be a node type of {arrays.root} ({known}), got {type_!r}")
 
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:

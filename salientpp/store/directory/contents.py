@@ -13,10 +13,11 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
-from salientpp.store.directory.attributes import Collected, collect_attributes, node_stores, place
+from salientpp.store.directory.attributes import Collected, collect_attributes, collect_keys, node_stores, place
 from salientpp.store.directory.description import EdgeColumn, EdgeName
 from salientpp.store.directory.given_splits import by_type, collect_splits, find_seeds, read_splits
 from salientpp.store.frames import Frame, feature_columns, formats_of_columns
+from salientpp.store.key_table import KeyTable
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
 from salientpp.store.rows import TensorRows
 from salientpp.suggestions import did_you_mean
@@ -43,6 +44,7 @@ class Contents:
         seeds: the (type, split) that batches start from; (None, 'all') means all vertices.
         replicated: vertex types whose rows every part gets.
         narrow, edge_narrow: per type, attribute name -> the encoding that its rows are stored in, and the resulting error.
+        keys: the keys of the vertex types that have them, in the order of the user's ids.
     """
 
     is_hetero: bool
@@ -57,6 +59,7 @@ class Contents:
     replicated: frozenset[str | None]
     narrow: dict[str | None, _Stored]
     edge_narrow: dict[EdgeName, _Stored]
+    keys: dict[str | None, KeyTable]
 
     @property
     def starts(self) -> dict[str | None, Tensor]:
@@ -145,6 +148,7 @@ def read_contents(
         replicated=_choose_replicated(replicate, node_columns, narrow, is_hetero),
         narrow=narrow,
         edge_narrow=edge_narrow,
+        keys=collect_keys(data, graph),
     )
 
 

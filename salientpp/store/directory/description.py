@@ -7,7 +7,7 @@ Its files have no prefix, and its manifest has the fields of these types at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -16,12 +16,12 @@ import torch
 
 from salientpp.graph.from_pyg import words_for
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.files import numpy_dtype
+from salientpp.store.directory.files import ARROW, numpy_dtype
 from salientpp.store.frames import Frame
 from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"
-VERSIONS = (1, 2, 3, 4, 5)
+VERSIONS = (1, 2, 3, 4, 5, 6)
 
 #: Forms of the topology. WHOLE: one set of neighbour lists for all parts. PARTS: the lists, and the rows of their edges, lie in the folder of the part that
 #: owns the target.
@@ -108,6 +108,7 @@ class VertexType(_Type):
             all rows, and takes only its own ids as seeds.
         num_classes: number of classes of ``y``, counted as in PyG's datasets; 0 without ``y``.
         replicated: True if all rows are stored once, instead of per part.
+        keys: name and Arrow type of each key column, by which the user's tables name the vertices: records of ``name`` and ``type``. None: no keys.
     """
 
     kind: ClassVar[str] = "node"
@@ -116,6 +117,7 @@ class VertexType(_Type):
     offsets: list[int]
     num_classes: int = 0
     replicated: bool = False
+    keys: Sequence[Mapping[str, str]] | None = None
 
     @property
     def book(self) -> PartitionBook:
@@ -138,6 +140,26 @@ class VertexType(_Type):
     @property
     def original_id_file(self) -> str:
         return f"{self.prefix}original_id.npy"
+
+    def keys_file(self, part_id: int) -> str:
+        """Returns the name of the Arrow file with the keys of the part's vertices, or of all vertices if the type is replicated."""
+        name = f"{self.prefix}keys.arrow"
+        return name if self.replicated else f"{part_folder(part_id)}/{name}"
+
+    @property
+    def key_schema_file(self) -> str:
+        """Arrow file without rows, which has names and types of the key columns. So every host knows them, whatever parts it has."""
+        return f"{self.prefix}key_schema.arrow"
+
+    @property
+    def key_hashes_file(self) -> str:
+        """File with the hashes of all keys, ascending."""
+        return f"{self.prefix}key_hashes.npy"
+
+    @property
+    def key_ids_file(self) -> str:
+        """File with the vertex of each hash."""
+        return f"{self.prefix}key_ids.npy"
 
     def time_file(self, attribute: str) -> str:
         """Returns the name of the file with the times of all vertices, which every rank needs for sampling."""
@@ -297,6 +319,7 @@ class Description:
             is_narrow=any(vertices.is_narrow for vertices in self.node_types),
             has_frames=any(each.frames for each in self.types),
             has_narrow_edges=any(edges.is_narrow for edges in self.edge_types),
+            has_keys=any(vertices.keys for vertices in self.node_types),
         )
         return replace(
             self,
@@ -374,6 +397,12 @@ class Description:
                     expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *row_shape]
             for part_id in range(self.num_parts):
                 expected[vertices.vip_file(part_id)] = (float32,), [size]
+            if vertices.keys is not None:
+                expected[vertices.key_schema_file] = (ARROW,), [0]
+                expected[vertices.key_hashes_file] = (stored_dtype("uint64"),), [size]
+                expected[vertices.key_ids_file] = (int64,), [size]
+                for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
+                    expected[vertices.keys_file(part_id)] = (ARROW,), [size if vertices.replicated else end - begin]
         for vertices in self.timed_vertices:
             name = str(self.time_attr)
             dtype = stored_dtype(vertices.attributes[name]["dtype"])
@@ -391,7 +420,7 @@ def stored_dtype(dtype: str, whose: str = "") -> str:
 
 def _fields_of_vertices(version: int) -> tuple[str, ...]:
     names = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
-    return (*names, *(("frames",) if version >= 5 else ()))
+    return (*names, *(("frames",) if version >= 5 else ()), *(("keys",) if version >= 6 else ()))
 
 
 def _fields_of_edges(version: int) -> tuple[str, ...]:
@@ -399,7 +428,9 @@ def _fields_of_edges(version: int) -> tuple[str, ...]:
     return ("name", "num_edges", "attributes", "splits", *added)
 
 
-def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bool, has_narrow_edges: bool) -> int:
+def version_of(
+    topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bool, has_narrow_edges: bool, has_keys: bool
+) -> int:
     """Returns the least version of the format that can hold a directory.
 
     Args:
@@ -407,7 +438,10 @@ def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bo
         is_narrow: True if rows of an attribute of vertices are encoded.
         has_frames: True if an attribute is a table.
         has_narrow_edges: True if rows of an attribute of edges are encoded.
+        has_keys: True if a vertex type has keys.
     """
+    if has_keys:
+        return 6
     if has_frames or has_narrow_edges:
         return 5
     if topology == PARTS:

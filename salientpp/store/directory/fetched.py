@@ -55,10 +55,14 @@ class FetchedArrays(Arrays):
             DatasetError: the file does not match the manifest.
             OSError: the file cannot be kept on this host's disk.
         """
+        return self._map(self.path_of(name), name, dtype)
+
+    def path_of(self, name: str) -> Path:
+        """Returns a path of a file, which is fetched if it was not before. Raises the errors of :meth:`open`."""
         with self._lock:
             if name not in self._fetched:
                 self._fetched[name] = self._fetch(name)
-        return self._map(_OPEN_FILES / str(self._fetched[name].fileno()), name, dtype)
+        return _OPEN_FILES / str(self._fetched[name].fileno())
 
     def _fetch(self, name: str) -> IO[bytes]:
         try:

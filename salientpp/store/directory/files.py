@@ -25,6 +25,10 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.
 STORED_AS = {torch.bfloat16: torch.int16, **dict.fromkeys(_FLOAT8, torch.uint8)}
 
 
+#: In the manifest, the ``dtype`` of an Arrow file, which has no dtype of numpy. Its ``shape`` is [number of rows].
+ARROW = "arrow"
+
+
 class DatasetError(ValueError):
     """A dataset directory is missing, incomplete or altered. The text names the file and says what to do."""
 
@@ -108,6 +112,15 @@ class Arrays:
         # Checked again, because the directory may have been overwritten after it was opened. Files of two datasets must never be mixed.
         verify_file(self.root, name, self.files[name], full=False)
         return self._map(self.root / name, name, dtype)
+
+    def path_of(self, name: str) -> Path:
+        """Returns the path of a file on this host, such as an Arrow file, which another class reads. DatasetError if it does not match the manifest."""
+        verify_file(self.root, name, self.files[name], full=False)
+        return self.root / name
+
+    def watch(self, map_: mmap.mmap, name: str) -> None:
+        """Includes the memory map of the file ``name`` in :meth:`check_sizes`."""
+        self._maps[map_] = name
 
     def _map(self, path: Path, name: str, dtype: str | None) -> Tensor:
         """Returns the array of the file ``name``, which lies at ``path``."""

@@ -184,6 +184,8 @@ def _check_contents(part: PartitionedGraph, part_ids: Sequence[int]) -> None:
                 expect_inside(own, vertices.split_file(split, part_id), part.split(split, part_id, name))
             vip = part.vip(part_id, name)
             expect(bool(((vip >= 0) & (vip <= 1)).all()), vertices.vip_file(part_id), "probabilities")
+        if vertices.keys is not None:
+            expect(part.keys_are_valid(name, part_ids), vertices.key_hashes_file, "the hashes of the keys")
     if described.time_attr is not None:
         for vertices in described.timed_vertices:
             whole = part.arrays.open(vertices.time_file(described.time_attr))

@@ -26,12 +26,11 @@ from salientpp.store.directory.description import (
     Description,
     EdgeType,
     VertexType,
-    stored_dtype,
 )
 from salientpp.store.directory.files import DatasetError, cannot_be_read
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.owned import hidden_name
-from salientpp.store.frames import Frame, TablePiece
+from salientpp.store.directory.table_fields import check_frame, shown
 from salientpp.store.narrow import Narrow
 
 #: File in a host's copy: {"parts": [...]}, the parts that the copy has.
@@ -144,6 +143,11 @@ _VERSION_2: Schema = {
     **_SHARED,
 }
 
+_VERSION_5: Schema = {
+    "topology": (f"{WHOLE!r} or {PARTS!r}", lambda value: value in (WHOLE, PARTS)),
+    **_VERSION_2,
+}
+
 _SCHEMAS: Mapping[int, Schema] = {
     1: {
         "num_vertices": _COUNT,
@@ -162,7 +166,8 @@ _SCHEMAS: Mapping[int, Schema] = {
     2: _VERSION_2,
     3: _VERSION_2,
     4: {"topology": (repr(PARTS), lambda value: value == PARTS), **_VERSION_2},
-    5: {"topology": (f"{WHOLE!r} or {PARTS!r}", lambda value: value in (WHOLE, PARTS)), **_VERSION_2},
+    5: _VERSION_5,
+    6: _VERSION_5,
 }
 
 _VERTEX_TYPE: Schema = {
@@ -219,6 +224,23 @@ _FRAMES: Schema = {
     )
 }
 
+_EDGE_TYPE_OF_TABLES: Schema = {
+    **_EDGE_TYPE,
+    **_FRAMES,
+    "edge_offsets": ("null or a list of integers >= 0", _or_null(_OFFSETS[1])),
+}
+
+
+def _key_columns(value: Any) -> bool:
+    if not _list_of(_record(name=_text, type=_text))(value):
+        return False
+    return len({column["name"] for column in value}) == len(value) > 0
+
+
+_KEYS: Schema = {
+    "keys": ("null, or a list of at least one column, each with a name of its own and a type", _or_null(_key_columns))
+}
+
 #: By version, the fields of vertex types and of edge types.
 _TYPES: Mapping[int, tuple[Schema, Schema]] = {
     2: (_VERTEX_TYPE, _EDGE_TYPE),
@@ -226,8 +248,9 @@ _TYPES: Mapping[int, tuple[Schema, Schema]] = {
     4: (_VERTEX_TYPE, _EDGE_TYPE_OF_PARTS),
     5: (
         {**_VERTEX_TYPE, **_FRAMES},
-        {**_EDGE_TYPE, **_FRAMES, "edge_offsets": ("null or a list of integers >= 0", _or_null(_OFFSETS[1]))},
+        _EDGE_TYPE_OF_TABLES,
     ),
+    6: ({**_VERTEX_TYPE, **_FRAMES, **_KEYS}, _EDGE_TYPE_OF_TABLES),
 }
 
 
@@ -316,7 +339,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     for edges in described.edge_types:
         if (edges.edge_offsets is None) != (described.topology == WHOLE):
             raise ValueError(
-                f"{edges.where}edge_offsets must be null if and only if topology is {WHOLE!r}, got {_shown(edges.edge_offsets)} for "
+                f"{edges.where}edge_offsets must be null if and only if topology is {WHOLE!r}, got {shown(edges.edge_offsets)} for "
                 f"{described.topology!r}"
             )
         if edges.edge_offsets is not None:
@@ -328,7 +351,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     _check_narrow(described)
     for type_ in described.types:
         for name, frame in type_.tables.items():
-            _check_frame(frame, f"{type_.where}frames[{name!r}]", name, type_.attributes)
+            check_frame(frame, f"{type_.where}frames[{name!r}]", name, type_.attributes)
     _check_files(described, manifest["files"])
 
 
@@ -337,7 +360,7 @@ def _check_fields(record: Mapping[str, Any], schema: Schema, where: str) -> None
         if field not in record and field not in _OPTIONAL:
             raise ValueError(f"field {where}{field} is missing, expected {words}")
         if field in record and not check(record[field]):
-            raise ValueError(f"{where}{field} must be {words}, got {_shown(record[field])}")
+            raise ValueError(f"{where}{field} must be {words}, got {shown(record[field])}")
 
 
 def _check_names(described: Description) -> None:
@@ -347,7 +370,7 @@ def _check_names(described: Description) -> None:
         for number, name in enumerate(names):
             first = names.index(name)
             if first != number:
-                raise ValueError(f"{kind} must have distinct names, got {_shown(name)} as number {first} and {number}")
+                raise ValueError(f"{kind} must have distinct names, got {shown(name)} as number {first} and {number}")
     known = [type_.name for type_ in described.node_types]
     if None in known and (known != [None] or [type_.name for type_ in described.edge_types] != [None]):
         raise ValueError(
@@ -356,14 +379,14 @@ def _check_names(described: Description) -> None:
     for type_ in described.edge_types:
         for end in (type_.source, type_.target):
             if end not in known:
-                raise ValueError(f"{type_.where}name must join node types ({_shown(known)}), got {_shown(type_.name)}")
+                raise ValueError(f"{type_.where}name must join node types ({shown(known)}), got {shown(type_.name)}")
 
 
 def _check_offsets(field: str, offsets: list[int], name: str, size: int, described: Description) -> None:
     num_parts, ascending = described.num_parts, all(first <= second for first, second in pairwise(offsets))
     if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != size or not ascending:
         raise ValueError(
-            f"{field} must ascend from 0 to {name}, {size}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
+            f"{field} must ascend from 0 to {name}, {size}, in num_parts + 1 = {num_parts + 1} numbers, got {shown(offsets)}"
         )
 
 
@@ -377,7 +400,7 @@ def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
     for name, counts in type_.splits.items():
         if len(counts) != num_parts or any(count > size for count, size in zip(counts, most)):
             raise ValueError(
-                f"{type_.where}splits[{name!r}] must have one number for each of {num_parts} parts, at most the {whole}, got {_shown(counts)}"
+                f"{type_.where}splits[{name!r}] must have one number for each of {num_parts} parts, at most the {whole}, got {shown(counts)}"
             )
 
 
@@ -386,14 +409,14 @@ def _check_workload(described: Description) -> None:
     known = {vertices.name: vertices for vertices in described.node_types}
     if split != "all" and split not in (known[type_].splits if type_ in known else ()):
         raise ValueError(
-            f"workload.seeds must be a split or 'all', got {_shown(split)}{f' of {_shown(type_)}' if described.version > 1 else ''}"
+            f"workload.seeds must be a split or 'all', got {shown(split)}{f' of {shown(type_)}' if described.version > 1 else ''}"
         )
     if split == "all" and type_ is not None and type_ not in known:
-        raise ValueError(f"workload.seeds must name a node type, got {_shown(type_)}")
+        raise ValueError(f"workload.seeds must name a node type, got {shown(type_)}")
     if len(described.num_neighbors) != len(described.edge_types) or len(set(map(len, described.num_neighbors))) > 1:
         raise ValueError(
             f"workload.num_neighbors must have a list for each of {len(described.edge_types)} edge types, all of one length, got "
-            f"{_shown(described.num_neighbors)}"
+            f"{shown(described.num_neighbors)}"
         )
 
 
@@ -403,7 +426,7 @@ def _check_time(described: Description) -> None:
         return
     having = [type_ for type_ in described.types if name in type_.attributes]
     if len({type_.kind for type_ in having}) != 1 or any(type_.attributes[name]["row_shape"] for type_ in having):
-        raise ValueError(f"time_attr must be null, or name scalar times of nodes or of edges, got {_shown(name)}")
+        raise ValueError(f"time_attr must be null, or name scalar times of nodes or of edges, got {shown(name)}")
 
 
 def _check_narrow(described: Description) -> None:
@@ -420,51 +443,10 @@ def _check_narrow(described: Description) -> None:
                     f"{where} is valid only in version {least} or later, for attributes of {of} that are not times"
                 )
             if not check(stored):
-                raise ValueError(f"{where} must be {words}, got {_shown(stored)}")
+                raise ValueError(f"{where} must be {words}, got {shown(stored)}")
             narrow = Narrow(stored["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
             if narrow.row_bytes != stored["row_bytes"]:
-                raise ValueError(f"{where}.row_bytes must be {narrow.row_bytes}, got {_shown(stored['row_bytes'])}")
-
-
-def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks the manifest's description of a table: its columns exist, and have the shapes that its tensors need."""
-    parts = [(piece.stype, piece.key) for piece in frame.pieces]
-    alone = {stype for stype, key in parts if key is None}
-    if (
-        name in attributes
-        or len(set(parts)) != len(parts)
-        or any(key is not None and stype in alone for stype, key in parts)
-    ):
-        raise ValueError(
-            f"{where} must have another name than attributes, and one piece per stype and key, got {_shown(parts)}"
-        )
-    widths = {stype: len(names) for stype, names in frame.names}
-    if len(widths) != len(frame.names) or widths.keys() != {stype for stype, _ in parts if stype is not None}:
-        raise ValueError(f"{where}.names must have every stype of the pieces once, got {_shown([*widths])}")
-    if len(set(frame.columns)) != len(frame.columns) or not attributes.keys() >= set(frame.columns):
-        raise ValueError(f"{where}.pieces must name distinct attributes of the type, got {_shown(frame.columns)}")
-    for piece in frame.pieces:
-        stored_dtype(piece.dtype, f"{where}.pieces")
-        shapes = [attributes[column]["row_shape"] for column in piece.columns]
-        if not _fits(piece, shapes, widths.get(piece.stype or "")):
-            raise ValueError(
-                f"{where}.pieces must fit the shapes of their columns and names, got {_shown(piece.column)} with {_shown(shapes)}"
-            )
-
-
-def _fits(piece: TablePiece, shapes: list[list[int]], width: int | None) -> bool:
-    """True if columns with these row ``shapes`` can hold a tensor of a table.
-
-    ``width`` is the number of table columns that the tensor must have. None: any number.
-    """
-    if piece.kind == "dense":
-        return not piece.offset and (width is None or shapes[0][:1] == [width])
-    if piece.kind == "ragged":
-        lengths = shapes[1]
-        return not piece.offset and len(shapes[0]) == 1 and len(lengths) == 1 and width in (None, lengths[0])
-    offset = piece.offset
-    ascends = offset[:1] == (0,) and all(first <= second for first, second in pairwise(offset))
-    return ascends and shapes[0] == [offset[-1]] and width in (None, len(offset) - 1)
+                raise ValueError(f"{where}.row_bytes must be {narrow.row_bytes}, got {shown(stored['row_bytes'])}")
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:
@@ -473,15 +455,15 @@ def _check_files(described: Description, files: Mapping[str, Any]) -> None:
     for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, but it is missing")
     for name in sorted(files.keys() - expected.keys()):
-        raise ValueError(f"files must have only files of the graph, got {_shown(name)}")
+        raise ValueError(f"files must have only files of the graph, got {shown(name)}")
     for name, (dtypes, shape) in expected.items():
         entry = files[name]
         if entry["dtype"] not in dtypes or entry["shape"] != shape:
             raise ValueError(
-                f"files[{name!r}] must be {' or '.join(dtypes)} {_shown(shape)}, got {_shown(entry['dtype'])} {_shown(entry['shape'])}"
+                f"files[{name!r}] must be {' or '.join(dtypes)} {shown(shape)}, got {shown(entry['dtype'])} {shown(entry['shape'])}"
             )
         if math.prod(shape) >= 2**60:
-            raise ValueError(f"files[{name!r}] must fit into a file, got the shape {_shown(shape)}")
+            raise ValueError(f"files[{name!r}] must fit into a file, got the shape {shown(shape)}")
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -490,8 +472,3 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -15,13 +15,22 @@ from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.part import PartGraph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.columns import StoredRows, edge_split, take, vertex_rows, vertex_split, whole
+from salientpp.store.directory.columns import (
+    StoredRows,
+    edge_split,
+    named_vertices,
+    take,
+    vertex_rows,
+    vertex_split,
+    whole,
+)
 from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, VertexType
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
 from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
 from salientpp.store.directory.pyg_names import PygNames, attributes_in_words
 from salientpp.store.directory.roles import OpenedBy, WithRoles
+from salientpp.store.directory.stored_keys import StoredKeys, WithKeys
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.frames import with_tables
@@ -29,7 +38,7 @@ from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import Workload
 
 
-class PartitionedGraph(PygNames, WithRoles):
+class PartitionedGraph(PygNames, WithRoles, WithKeys):
     """A partitioned graph on disk, which loaders and users read for one of its parts.
 
     :func:`load` creates it. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may read
@@ -72,8 +81,9 @@ class PartitionedGraph(PygNames, WithRoles):
             self.arrays = arrays or Arrays(root, manifest["files"])
             self._topology = Topology(self.arrays, self.description)
             self.stored_vip = StoredVip(self.arrays, self.description, self._topology, self.fingerprint)
+            self._keys = StoredKeys(self.arrays, self.description)
         else:
-            self.description, self.arrays = whole.description, whole.arrays
+            self.description, self.arrays, self._keys = whole.description, whole.arrays, whole._keys
             self._topology, self.stored_vip = whole._topology, whole.stored_vip
         vertices, edges = self.description.node_types, self.description.edge_types
         self.node_types, self.is_hetero = [type_.name for type_ in vertices], vertices[0].name is not None
@@ -358,7 +368,11 @@ def _shown(part: PartitionedGraph) -> list[str]:
         f"num_vertices={part.num_vertices}, num_edges={part.num_edges}{form},"
     ]
     for type_ in part.description.types:
-        words = [*attributes_in_words(type_), *([f"splits {splits}"] if (splits := _splits(type_)) else [])]
+        words = [
+            *attributes_in_words(type_),
+            *_keys(type_),
+            *([f"splits {splits}"] if (splits := _splits(type_)) else []),
+        ]
         name, number = _name_and_number(type_)
         if part.is_hetero:
             lines.append(f"  {name}: {number}{''.join(f', {word}' for word in words)},")
@@ -380,6 +394,12 @@ def _name_and_number(type_: VertexType | EdgeType) -> tuple[str, int]:
     if isinstance(type_, VertexType):
         return "vertices" if type_.name is None else type_.name, type_.num_vertices
     return "edges" if type_.name is None else " ".join(type_.name), type_.num_edges
+
+
+def _keys(type_: VertexType | EdgeType) -> list[str]:
+    """Returns words that name the key columns of a type, if it has keys."""
+    keys = type_.keys if isinstance(type_, VertexType) else None
+    return [] if keys is None else [f"keys {', '.join(column['name'] for column in keys)}"]
 
 
 def _splits(type_: VertexType | EdgeType) -> str:
@@ -405,10 +425,7 @@ def _check_is_homogeneous(part: PartitionedGraph, instead: str) -> None:
 
 
 def _vertices(part: PartitionedGraph, type_: str | None) -> VertexType:
-    if type_ not in part.books:
-        known = ", ".join(map(repr, part.node_types))
-        raise ValueError(f"type_ must be a node type of {part.root} ({known}), got {type_!r}")
-    return part.description.vertices(type_)
+    return named_vertices(part.arrays, part.description, type_)
 
 
 def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:

@@ -43,6 +43,7 @@ _INSTEAD: Mapping[str, str] = {
         ("num_node_types", "num_edge_types"),
         "it is the largest node_type or edge_type plus 1, and these attributes are on disk; ask the Data before you partition it",
     ),
+    "key_table": "part.keys_of(n_id, type) has the keys of vertices, and part.ids_of(keys, type) the vertices of keys",
 }  # fmt: skip
 
 

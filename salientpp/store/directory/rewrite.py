@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -17,10 +19,11 @@ from salientpp.store.directory.description import (
     Description,
     EdgeName,
     EdgeType,
+    VertexType,
     check_times_of_edges,
     check_topology,
 )
-from salientpp.store.directory.files import Arrays, verify_file
+from salientpp.store.directory.files import ARROW, Arrays, verify_file
 from salientpp.store.directory.manifest import check_is_there, manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.step_writer import StepWriter
@@ -118,6 +121,7 @@ class _Rewriter:
             names += [(old.time_file(time), new.time_file(time))] if time is not None and time in old.attributes else []
             names += [(old.rows_file(name, 0), new.rows_file(name, 0)) for name in old.attributes if old.replicated]
             yield from ((pair[1], [pair]) for pair in names)
+            yield from self._copied_keys(old, new)
             own = () if old.replicated else old.attributes
             for part_id in parts:
                 names = [(old.vip_file(part_id), new.vip_file(part_id))]
@@ -129,10 +133,32 @@ class _Rewriter:
                 pairs = [(edges.split_file(name, part_id), others.split_file(name, part_id)) for part_id in parts]
                 yield f"{others.prefix}split {name}", pairs
 
+    def _copied_keys(self, old: VertexType, new: VertexType) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        if old.keys is None:
+            return
+        index = ("key_schema_file", "key_hashes_file", "key_ids_file")
+        yield f"{new.prefix}keys", [(getattr(old, file), getattr(new, file)) for file in index]
+        for part_id in range(1 if old.replicated else self._old.num_parts):
+            yield f"{new.prefix}keys {part_id}", [(old.keys_file(part_id), new.keys_file(part_id))]
+
     def _copy(self, names: list[tuple[str, str]]) -> None:
         for old, new in names:
+            if self._arrays.files[old]["dtype"] == ARROW:
+                self._copy_file(old, new)
+                continue
             array = self._open(old)
             self._writer.write(new, array.dtype, array.shape, _in_pieces(array))
+
+    def _copy_file(self, old: str, new: str) -> None:
+        entry = self._arrays.files[old]
+        verify_file(self._arrays.root, old, entry, full=True)
+
+        def copy(file: BinaryIO) -> int:
+            with (self._arrays.root / old).open("rb") as source:
+                shutil.copyfileobj(source, file, _PIECE_BYTES)
+            return entry["shape"][0]
+
+        self._writer.write_file(new, copy)
 
     def _write_lists(self, old: EdgeType, new: EdgeType) -> None:
         def starts() -> Iterator[Tensor]:

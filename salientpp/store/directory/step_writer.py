@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from salientpp.graph.mapped import nothing, releaser
-from salientpp.store.directory.files import STORED_AS, numpy_dtype
+from salientpp.store.directory.files import ARROW, STORED_AS, numpy_dtype
 from salientpp.store.directory.journal import Journal, says_what_to_do
 from salientpp.store.rows import put_rows
 
@@ -54,6 +54,17 @@ class StepWriter:
                 file.flush()
                 os.fsync(file.fileno())
         self._written[name] = {"dtype": on_disk.str, "shape": list(shape)}
+
+    def write_file(self, name: str, write: Callable[[BinaryIO], int]) -> None:
+        """Writes one Arrow file. ``write`` gets the open file, and returns the number of rows."""
+        path = self._journal.work / name
+        with says_what_to_do(self.root / name):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                num_rows = write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        self._written[name] = {"dtype": ARROW, "shape": [num_rows]}
 
     def write_tensor(self, name: str, tensor: Tensor) -> None:
         self.write(name, tensor.dtype, tensor.shape, [tensor])

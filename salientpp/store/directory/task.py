@@ -14,6 +14,7 @@ from salientpp.ops import bytes_of
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.contents import Contents
+from salientpp.store.key_table import KeyTable
 
 _PIECE_BYTES = 64 * 2**20
 
@@ -62,6 +63,11 @@ class Job:
             "seed": options.seed,
             "data": _identify(contents),
             **({"frames": tables} if tables else {}),
+            **(
+                {"keys": [[type_, *_identify_keys(keys)] for type_, keys in contents.keys.items()]}
+                if contents.keys
+                else {}
+            ),
         }
 
 
@@ -87,6 +93,11 @@ def _identify(contents: Contents) -> list[list[Any]]:
         found += [(f"split {name}{of}", array) for name, array in contents.splits[node_type].items()]
     sizes = [[f"number of {name or 'vertices'}", n] for name, n in zip(graph.node_types, graph.num_vertices)]
     return [*sizes, *sorted([name, identify(array)] for name, array in found)]
+
+
+def _identify_keys(keys: KeyTable) -> list[Any]:
+    file = keys.path.stat()
+    return [keys.path.name, file.st_size, file.st_mtime_ns]
 
 
 def identify(array: Tensor) -> list[Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,14 @@ from salientpp.partitioning.numbering import Numbering, VipNumbering, relabeled_
 from salientpp.store.directory.contents import Contents
 from salientpp.store.directory.description import EdgeType, VertexType
 from salientpp.store.directory.step_writer import StepWriter, take_rows
+from salientpp.store.key_table import KeyTable, write_key_file
+from salientpp.store.keys import key_hash
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Number of keys that are in memory at a time.
+_KEYS_AT_ONCE = 2**20
 
 
 def write_numbering(writer: StepWriter, vertices: VertexType, numbering: VipNumbering) -> None:
@@ -128,3 +138,36 @@ def write_vertices(
 
     for part_id in range(numbering.book.num_parts):
         writer.step(f"{vertices.prefix}part {part_id}", partial(write_part, part_id))
+    if vertices.name in contents.keys:
+        write_keys(writer, vertices, numbering, contents.keys[vertices.name])
+
+
+def write_keys(writer: StepWriter, vertices: VertexType, numbering: Numbering, keys: KeyTable) -> None:
+    """Writes the keys of each part in the order of the ids, and the index of their hashes."""
+
+    def write_part(file: str, ids: Tensor) -> None:
+        def batches() -> Iterator[pa.RecordBatch]:
+            for some in ids.split(_KEYS_AT_ONCE):
+                yield from keys.rows(some).to_batches()
+                keys.release()
+
+        writer.write_file(file, lambda opened: write_key_file(opened, keys.schema, batches()))
+
+    def write_index() -> None:
+        writer.write_file(vertices.key_schema_file, lambda opened: write_key_file(opened, keys.schema, ()))
+        hashes = np.empty(keys.num_rows, dtype=np.uint64)
+        first = 0
+        for batch in keys.batches(_KEYS_AT_ONCE):
+            hashes[first : first + batch.num_rows] = key_hash(batch.columns)
+            first += batch.num_rows
+        keys.release()
+        order = np.argsort(hashes, kind="stable")  # fast if the hashes ascend already, as those of converted graphs do
+        ids = torch.empty(keys.num_rows, dtype=torch.int64, device="cpu")
+        ids[numbering.order] = torch.arange(keys.num_rows, device="cpu")
+        writer.write_tensor(vertices.key_hashes_file, torch.from_numpy(hashes[order]))
+        writer.write_tensor(vertices.key_ids_file, ids[torch.from_numpy(order)])
+
+    writer.step(f"{vertices.prefix}keys", write_index)
+    sizes = vertices.row_book.offsets.diff().tolist()
+    for part_id, own in enumerate(numbering.order.split(sizes)):
+        writer.step(f"{vertices.prefix}keys {part_id}", partial(write_part, vertices.keys_file(part_id), own))

@@ -280,6 +280,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
         is_narrow=any(contents.narrow.values()),
         has_frames=has_frames,
         has_narrow_edges=any(contents.edge_narrow.values()),
+        has_keys=bool(contents.keys),
     )
     parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
 
@@ -300,6 +301,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
             num_classes=num_classes_of(contents.node_columns[name].get("y")),
             replicated=name in contents.replicated,
             frames={each: frame.to_json() for each, frame in contents.node_frames[name].items()},
+            keys=contents.keys[name].described() if name in contents.keys else None,
         )
         for number, (name, size) in enumerate(zip(graph.node_types, graph.num_vertices))
     )

@@ -125,7 +125,7 @@ class Budget:
         device_memory: bytes of a rank's device.
         all_rows: bytes of all rows of other parts. A larger cache holds no more.
         index: bytes of the index of cached rows, which every cache needs beside its rows.
-        tables: bytes of the tables of the threads that draw, if the budget is for all memory of a host without rows of its own.
+        tables: bytes of the seeds and of the tables of the threads that draw, if the budget is for all memory of a host without rows of its own.
         num_rows, row_bytes: number of the rows of other parts and bytes of the smallest, if the budget is also for the ids of cached rows. 0: it is not.
         looks_ahead: True if a lookahead cache is possible.
         prior: bytes of the probabilities that a lookahead cache needs beside its share of the budget.
@@ -147,7 +147,7 @@ class Budget:
 
     @property
     def beside(self) -> int:
-        """Bytes of :attr:`memory` that are not for copies: tables, which get at most half, and the ids of as many cached rows as fit into the rest."""
+        """Bytes of :attr:`memory` that are not for copies: seeds and tables, which get at most half, and the ids of as many rows as fit into the rest."""
         tables = min(self.tables, self.memory // 2)
         most = -(-(self.memory - tables) // (_ID_BYTES + self.row_bytes)) if self.row_bytes else 0
         return tables + _ID_BYTES * min(most, self.num_rows)

@@ -699,7 +699,7 @@ def test_an_altered_directory_is_refused(tmp_path):
         load_dataset(f"converted:{root}")
     manifest = json.loads((root / "manifest.json").read_text())
     for change, words in (
-        ({"version": 3}, "has format version 3, this salientpp reads versions 1 and 2"),
+        ({"version": 4}, "has format version 4, this salientpp reads versions 1, 2 and 3"),
         ({"source": "other"}, "was altered"),
         ({"format": "salientpp-dataset"}, "does not describe a converted graph"),
     ):

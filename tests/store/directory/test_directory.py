@@ -1246,12 +1246,12 @@ def test_a_manifest_of_another_format_is_refused(root, text):
         salientpp.load(root)
 
 
-@pytest.mark.parametrize("version", [0, 6, "1", None, True])
+@pytest.mark.parametrize("version", [0, 7, "1", None, True])
 def test_another_format_version_is_refused_and_both_are_named(root, version):
     edit_manifest(root, lambda manifest: manifest.update(version=version), checksum=True)
     with pytest.raises(
         DatasetError,
-        match=f"manifest.json has format version {version}, but this salientpp reads versions 1, 2, 3, 4 and 5; upgrade",
+        match=f"manifest.json has format version {version}, but this salientpp reads versions 1, 2, 3, 4, 5 and 6; upgrade",
     ):
         salientpp.load(root)
 

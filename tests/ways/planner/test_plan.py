@@ -170,7 +170,7 @@ def test_a_plan_counts_what_is_not_for_copies():
     chosen = line(Choice(900), 1.0, {"cache": 900})
     machines = Machines(Link(0.0, 1e9))
     plan = MemoryPlan(chosen, [chosen], Batch(10, 100.0, 200.0, 100.0, 800.0), machines, 1000, 0, beside=100)
-    assert not plan.exceeds and "100 B of the budget are for ids of cached rows" in " ".join(str(plan).split())
+    assert not plan.exceeds and "100 B of the budget are for ids of cached rows, seeds" in " ".join(str(plan).split())
     exceeded = dataclasses.replace(plan, beside=101)
     assert "need 900 B per host" in exceeded.exceeds and "more than the budget of 899 B" in exceeded.exceeds
     planning = Planning(plan, Options(memory=1000), [])

@@ -1,0 +1,346 @@
+"""Finds the files that an address of a table names: on this machine, in an object store, or on any file system of fsspec.
+
+An address is a path, a path with wildcards, a folder, or a URL such as ``s3://bucket/orders/*.parquet``. pyarrow reads local files, S3, Google Cloud
+Storage, Azure and HDFS itself. Other schemes need fsspec and the package that fsspec asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote
+
+from salientpp.datasets.arrays import first_line
+from salientpp.datasets.converted.named_files import by_numbers
+from salientpp.files import what_to_do
+from salientpp.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+#: Schemes that pyarrow reads itself.
+_OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
+
+#: Letters of an address that make it a pattern. Square brackets are plain letters, because hosts of URLs have them.
+_MAGIC = re.compile(r"[*?]")
+
+#: Name of the folder in which an unnamed value is stored. Hive and Spark write it.
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table.
+
+    Attributes:
+        address: name of the file in errors and facts, without passwords.
+        system: the file system. ``path`` is the file's path in it.
+        size: in bytes.
+        modified: time of the last change in nanoseconds since 1970. None: the file system does not tell.
+        etag: what the file system calls this version of the file. None: it has no such name.
+        folders: names and values of folders ``name=value`` on the path to the file, which Hive and Spark write. None is a null.
+    """
+
+    address: str
+    system: FileSystem
+    path: str
+    size: int
+    modified: int | None
+    etag: str | None
+    folders: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        return self.system.type_name == "local"
+
+    def now(self) -> TableFile | None:
+        """Returns the file as it is now, or None if it no longer exists. Raises OSError if the file system cannot be reached."""
+        handler: Any = getattr(self.system, "handler", None)
+        if hasattr(handler, "fs"):
+            handler.fs.invalidate_cache()  # fsspec keeps listings
+        info = self.system.get_file_info(self.path)
+        return _file_of(self.system, info, self.address, self.folders) if info.is_file else None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A file system, and a path or pattern in it.
+
+    Attributes:
+        shown: what stands before the path in errors.
+        base: folder from which errors name the files. Empty: errors name whole paths.
+    """
+
+    system: FileSystem
+    path: str
+    shown: str
+    base: str = ""
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the path has wildcards. Addresses of web servers have a question mark before their query."""
+        return _MAGIC.search(self.path) is not None and "://" not in self.path
+
+
+def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]) -> list[TableFile]:
+    """Returns the files that an address names, ordered by the numbers in their names.
+
+    Args:
+        address: a path or a URL, of a file, of a folder or with the wildcards ``*``, ``?`` (paths only) and ``**``. A folder stands for every file below it
+            whose name ends in one of ``endings`` and does not begin with a dot or an underscore.
+        base: folder that a path is relative to.
+        what: the table, for errors.
+
+    Raises:
+        FileNotFoundError: no such file. The error has the name of the most similar file.
+        PermissionError: the credentials do not suffice.
+        OSError: the file system cannot be reached.
+        ImportError: a package is missing.
+        ValueError: the address cannot be read, or is the folder of a Delta or Iceberg table.
+    """
+    try:
+        place = _place_of(address, base, what)
+        return _files_of(place, what, endings)
+    except (OSError, RuntimeError) as error:
+        raise_in_words(what, without_password(address), error)
+    except ValueError as error:  # errors of pyarrow are also ValueErrors
+        if type(error) is ValueError:
+            raise
+        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
+
+
+def raise_in_words(what: str, address: str, error: BaseException) -> NoReturn:
+    """Raises the OSError for a file that could not be opened or read. Its type and text say if it is missing or forbidden, or if the connection broke."""
+    reason = reason_of(error)
+    if getattr(error, "is_in_words", False):
+        raise error
+    if isinstance(error, FileNotFoundError):
+        raise _worded(FileNotFoundError, f"{what}: {address}: no such file ({reason})") from error
+    if isinstance(error, PermissionError) or re.search(
+        r"ACCESS_DENIED|AccessDenied|HTTP (status )?403|\b403\b", reason
+    ):
+        text = f"{what}: no permission to read {address} ({reason}); check the credentials, and what they may read"
+        raise _worded(PermissionError, text) from error
+    advice = what_to_do(error, "check the connection and the address, and run the same command again")
+    raise _worded(OSError, f"{what}: {address} cannot be read ({reason}); {advice}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error's text without the passwords of addresses."""
+    text = getattr(error, "strerror", None) or first_line(error)
+    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: without_password(found[0]), text)
+
+
+def _worded(kind: type[OSError], text: str) -> OSError:
+    """Returns an error that :func:`raise_in_words` raises again as it is."""
+    error: Any = kind(text)
+    error.is_in_words = True
+    return error
+
+
+def without_password(address: str) -> str:
+    """Returns an address without user, password and query, which may hold secrets."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def name_of(address: str) -> str:
+    """Returns the last part of an address that is not a pattern and no ``name=value``, without its endings: ``orders`` of ``s3://shop/orders/*.parquet``."""
+    address = re.sub(r"/metadata/[^/]*\.metadata\.json$", "", without_password(address))
+    if address.startswith("iceberg:"):  # of a catalog, or a folder
+        address = re.sub(r"[\w.-]*\.(?=[\w-]+$)", "", address)
+    parts = [part for part in re.split(r"[/:]", address) if part]
+    plain = [part for part in parts if not _MAGIC.search(part) and "=" not in part and part not in (".", "..")]
+    return plain[-1].partition(".")[0] if plain else "table"
+
+
+def _place_of(address: str, base: Path, what: str) -> _Place:
+    from pyarrow import fs
+
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        is_relative = not os.path.isabs(address)
+        path = os.path.abspath(base / address)
+        return _Place(fs.LocalFileSystem(), path, "", os.path.abspath(base) if is_relative else "")
+    if scheme == "file":
+        return _Place(fs.LocalFileSystem(), os.path.abspath(unquote("/" + rest.partition("/")[2])), "")
+    if scheme not in _OF_PYARROW:
+        return _fsspec_place(address, scheme, what)
+    rest, _, query = rest.partition("?")
+    host, _, path = rest.partition("/")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if scheme == "s3" and region and "region=" not in query:  # else pyarrow asks for the region over the network
+        query = "&".join(filter(None, (query, f"region={region}")))
+    system, root = fs.FileSystem.from_uri(f"{scheme}://{host}/?{query}" if query else f"{scheme}://{host}/")
+    root = root.strip("/")
+    inside = f"{root}/{path}" if root else path
+    shown = f"{scheme}://" if root else f"{scheme}://{host.rpartition('@')[2]}/"
+    return _Place(system, inside.rstrip("/"), shown)
+
+
+def _fsspec_place(address: str, scheme: str, what: str) -> _Place:
+    from pyarrow import fs
+
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(
+            f'{what}: {without_password(address)} is read with the "fsspec" package, which is not installed: pip install salientpp[tables]'
+        ) from error
+    try:
+        system, path = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        raise ImportError(f"{what}: {without_password(address)}: {first_line(error)}") from error
+    except ValueError as error:
+        known = sorted({*_OF_PYARROW, *fsspec.available_protocols()})
+        meant = did_you_mean(scheme, known)
+        raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
+    shown = "" if scheme in ("http", "https") else f"{scheme}://"
+    return _Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, shown)
+
+
+def _files_of(place: _Place, what: str, endings: Sequence[str]) -> list[TableFile]:
+    from pyarrow import fs
+
+    root = place.system.get_file_info(place.path)
+    if root.is_file:
+        return [_file_of(place.system, root, _shown(place, root.path), ())]
+    if root.type == fs.FileType.Directory:
+        found = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
+        _refuse_lake(place, found, place.path, what)
+        infos = [info for info in found if _is_data(info, place.path, endings)]
+        if not infos:
+            raise _worded(
+                FileNotFoundError,
+                f"{what}: no file below {_shown(place, place.path)} ends in {', '.join(endings)} (also with .gz)",
+            )
+    elif place.is_pattern:
+        infos = _matches(place, what)
+    else:
+        raise _missing(place, what)
+    infos.sort(key=lambda info: by_numbers(info.path))
+    folder = os.path.dirname(_fixed(place.path)) if place.is_pattern else place.path
+    return [_file_of(place.system, info, _shown(place, info.path), _folders(info.path, folder)) for info in infos]
+
+
+def _fixed(pattern: str) -> str:
+    """Returns the part of a pattern before its first wildcard."""
+    found = _MAGIC.search(pattern)
+    return pattern[: found.start()] if found else pattern
+
+
+def _matches(place: _Place, what: str) -> list[Any]:
+    """Returns the files that match a pattern, in any order."""
+    from pyarrow import fs
+
+    folder = os.path.dirname(_fixed(place.path))
+    rest = place.path[len(folder) :].lstrip("/")
+    listed = place.system.get_file_info(
+        fs.FileSelector(folder, allow_not_found=True, recursive=bool(re.search(r"/|\*\*", rest)))
+    )
+    _refuse_lake(place, listed, folder, what)
+    pattern = re.compile(_expression(rest))
+    files = [info for info in listed if info.is_file]
+    inside = len(folder) + bool(folder) if folder != "/" else 1
+    found = [info for info in files if pattern.fullmatch(info.path[inside:]) and not _is_hidden(info.path[inside:])]
+    if not found:
+        names = [info.base_name for info in listed]
+        some = ", ".join(sorted(names)[:5]) + (" ..." if len(names) > 5 else "")
+        has = f"has {some}" if names else "does not exist or is empty"
+        text = f"{what}: no file matches {_shown(place, place.path)}; the folder {_shown(place, folder)} {has}"
+        raise _worded(FileNotFoundError, text)
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """Returns the regular expression of a pattern. ``*`` and ``?`` do not match a slash, and ``**/`` matches any number of folders."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(meanings.get(part) or re.escape(part) for part in parts)
+
+
+def _missing(place: _Place, what: str) -> OSError:
+    """Returns the error for a file that does not exist. It names the most similar file of the folder."""
+    from pyarrow import fs
+
+    folder, _, name = place.path.rpartition("/")
+    listed = place.system.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)) if folder else []
+    names = [info.base_name for info in listed]
+    text = f"{what}: {_shown(place, place.path)}: no such file or folder{did_you_mean(name, names)}"
+    return _worded(FileNotFoundError, text)
+
+
+def _refuse_lake(place: _Place, listed: Sequence[Any], folder: str, what: str) -> None:
+    """Raises ValueError if the files belong to a Delta or Iceberg table, some of whose files may hold deleted rows."""
+    for info in listed:
+        inside = info.path[len(folder) :].strip("/")
+        kind = "delta" if "_delta_log" in inside.split("/") else ""
+        if re.fullmatch(r"(.*/)?metadata/[^/]*\.metadata\.json", inside):
+            kind = "iceberg"
+        if kind:
+            shown = _shown(place, folder)
+            raise ValueError(
+                f"{what}: {shown} is a table of {kind.title()}; write {kind}:{shown}, which leaves out its deleted rows"
+            )
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _is_data(info: Any, root: str, endings: Sequence[str]) -> bool:
+    inside = info.path[len(root) :].strip("/")
+    return info.is_file and ending_of(inside) in endings and not _is_hidden(inside)
+
+
+def ending_of(path: str) -> str:
+    """Returns the ending of a file's name that says its format, in lower case: ``.csv`` of ``a.CSV.gz``."""
+    name = path.partition("?")[0] if "://" in path else path
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    while suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+#: Endings of compressed text, which pyarrow recognises.
+COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+
+
+def _folders(path: str, root: str) -> tuple[tuple[str, str | None], ...]:
+    """Returns the names and values of the folders ``name=value`` below ``root``."""
+    pairs = [part.partition("=") for part in os.path.dirname(path[len(root) :]).split("/")]
+    return tuple(
+        (unquote(name), None if value == _HIVE_NULL else unquote(value)) for name, equals, value in pairs if equals
+    )
+
+
+def _shown(place: _Place, path: str) -> str:
+    if not place.shown and "://" not in path:
+        return os.path.relpath(path, place.base) if place.base else path
+    return without_password(f"{place.shown}{path.lstrip('/') if place.shown else path}")
+
+
+def _file_of(system: Any, info: Any, address: str, folders: tuple[tuple[str, str | None], ...]) -> TableFile:
+    etag = None
+    if system.type_name == "s3":
+        etag = _etag_of(system, info.path)
+    elif hasattr(getattr(system, "handler", None), "fs"):
+        etag = system.handler.fs.ukey(info.path)
+    return TableFile(address, system, info.path, info.size, info.mtime_ns, etag, folders)
+
+
+def _etag_of(system: Any, path: str) -> str | None:
+    with system.open_input_stream(path, compression=None) as stream:
+        about = {_text(key).lower(): _text(value) for key, value in (stream.metadata() or {}).items()}
+    return about.get("etag", "").strip('"') or None
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,249 @@
+"""Files of table rows that a later step reads in order, and batches of rows in memory.
+
+The files are uncompressed Arrow IPC files. They are read without a memory map, so that their pages do not count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from salientpp.store.directory.journal import says_what_to_do
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Most rows of a batch in a file. Readers hold one batch.
+ROWS_OF_A_BATCH = 2**16
+
+#: Dropped rows that a report shows.
+MOST_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Rows that a policy dropped: their number, and texts that show the key or the place of at most five."""
+
+    count: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """File of rows with named columns. A file without columns gives no batches, whatever ``num_rows`` is."""
+
+    path: Path
+    num_rows: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        import pyarrow as pa
+
+        with pa.OSFile(str(self.path)) as file:
+            return pa.ipc.open_file(file).schema
+
+    def batches(self, names: Sequence[str] | None = None, most_rows: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields all rows in order, in batches of at most ``most_rows``, with the columns ``names``. None reads all columns in batches as in the file."""
+        import pyarrow as pa
+
+        with pa.OSFile(str(self.path)) as file:
+            reader = _open(file, names)
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                batch = batch if names is None else batch.select(list(names))
+                for begin in range(0, batch.num_rows, most_rows or max(1, batch.num_rows)):
+                    yield batch.slice(begin, most_rows)
+
+    def slice(self, begin: int, end: int, rows_of_a_batch: int) -> pa.RecordBatch:
+        """Returns rows [begin, end) of a file whose batches all have ``rows_of_a_batch`` rows, except the last one."""
+        import pyarrow as pa
+
+        with pa.OSFile(str(self.path)) as file:
+            reader = _open(file, None)
+            numbers = range(begin // rows_of_a_batch, -(-end // rows_of_a_batch))
+            batch = joined([reader.get_batch(number) for number in numbers], reader.schema)
+        return batch.slice(begin - numbers.start * rows_of_a_batch, end - begin)
+
+
+def _open(file: Any, names: Sequence[str] | None) -> Any:
+    import pyarrow as pa
+
+    if names is None:
+        return pa.ipc.open_file(file)
+    schema = pa.ipc.open_file(file).schema
+    fields = [schema.get_field_index(name) for name in names]
+    file.seek(0)
+    return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+
+
+class RowWriter:
+    """Writes a :class:`RowFile`. Its batches have ``rows_of_a_batch`` rows, except the last one, so equal rows give equal bytes.
+
+    If ``most_bytes`` is given, batches with as many bytes end earlier.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        rows_of_a_batch: int = ROWS_OF_A_BATCH,
+        most_bytes: int | None = None,
+    ) -> None:
+        import pyarrow as pa
+
+        self.path, self.schema, self._most, self._most_bytes = path, schema, rows_of_a_batch, most_bytes
+        self._waiting: list[Any] = []
+        self._num_waiting = self._bytes_waiting = self.num_rows = 0
+        with says_what_to_do(path):
+            self._file = pa.OSFile(str(path), "wb")
+            self._writer = pa.ipc.new_file(self._file, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Appends rows with the columns of the schema."""
+        self.num_rows += batch.num_rows
+        if not self.schema.names:
+            return
+        while batch.num_rows:
+            taken = batch.slice(0, self._most - self._num_waiting)
+            self._waiting.append(taken)
+            self._num_waiting += taken.num_rows
+            self._bytes_waiting += taken.nbytes
+            batch = batch.slice(taken.num_rows)
+            if self._num_waiting == self._most or (self._most_bytes and self._bytes_waiting >= self._most_bytes):
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            with says_what_to_do(self.path):
+                # A slice of other arrays would be written with other lengths of buffers. An empty batch more makes new arrays of the rows.
+                self._writer.write_batch(joined([self._waiting[0].slice(0, 0), *self._waiting], self.schema))
+        self._waiting, self._num_waiting, self._bytes_waiting = [], 0, 0
+
+    def finish(self) -> RowFile:
+        """Writes the remaining rows, waits until the file is on the disk, and returns the file."""
+        self._flush()
+        with says_what_to_do(self.path):
+            self._writer.close()
+            self._file.close()
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+        return RowFile(self.path, self.num_rows)
+
+
+# --- batches in memory ------------------------------------------------------------------------------------
+
+
+def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Returns the rows of all batches as one batch."""
+    import pyarrow as pa
+
+    if len(batches) == 1:
+        return batches[0]
+    columns = [
+        pa.concat_arrays([batch.column(number) for batch in batches]) if batches else pa.array([], type=field.type)
+        for number, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def portions(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cuts batches into ones of about ``most_bytes`` bytes at most, and of at least one row. Empty batches are left out."""
+    for batch in batches:
+        if batch.nbytes <= most_bytes:
+            if batch.num_rows:
+                yield batch
+            continue
+        rows = max(1, batch.num_rows * most_bytes // batch.nbytes)
+        for begin in range(0, batch.num_rows, rows):
+            yield batch.slice(begin, rows)
+
+
+def gathered(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Joins consecutive batches into ones of about ``most_bytes`` bytes; the last may be smaller."""
+    waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in portions(batches, most_bytes):
+        if waiting and num_bytes + batch.nbytes > most_bytes:
+            together = joined(waiting, schema)
+            waiting, num_bytes = [], 0  # first, so that the caller's memory holds the rows once
+            yield together
+            del together
+        waiting.append(batch)
+        num_bytes += batch.nbytes
+    if waiting:
+        yield joined(waiting, schema)
+
+
+def rows_to_read(schema: pa.Schema, names: Iterable[str], working: int) -> int:
+    """Returns how many rows of a table to read at a time, so that they take a small part of ``working`` bytes."""
+    width = sum(_width(schema.field(name).type) for name in names)
+    return int(np.clip(working // (64 * max(1, width)), 64, 2**17))
+
+
+def _width(type_: Any) -> int:
+    """Returns the bytes of a value, or a guess if values differ in length."""
+    if hasattr(type_, "list_size") and type_.list_size > 0:
+        return type_.list_size * _width(type_.value_type)
+    try:
+        return -(-type_.bit_width // 8)
+    except ValueError:
+        return 64
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """Returns a column without dictionaries, run lengths, views and extensions, and with offsets of 64 bits, so that columns of any size can be joined."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
+        column = pc.run_end_decode(column)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    type_ = plain_type(column.type)
+    return column if column.type == type_ else column.cast(type_)
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """Returns the type of :func:`plain_column`'s result for a column of type ``type_``."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain_type(type_.storage_type)
+    if types.is_dictionary(type_) or (hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_)):
+        return plain_type(type_.value_type)
+    if types.is_string(type_) or type_ == getattr(pa, "string_view", pa.null)():
+        return pa.large_string()
+    if types.is_binary(type_) or type_ == getattr(pa, "binary_view", pa.null)():
+        return pa.large_binary()
+    if types.is_list(type_) or types.is_large_list(type_):
+        return pa.large_list(plain_type(type_.value_type))
+    return type_
+
+
+@contextlib.contextmanager
+def scratch_folder(work: Path) -> Iterator[Path]:
+    """Makes an empty folder in ``work`` for a ``with`` block, and removes it with its files at the end. A folder that a killed run left is emptied.
+
+    At the end, pyarrow also returns the memory that it keeps for later arrays.
+    """
+    import pyarrow as pa
+
+    folder = work / "scratch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        pa.default_memory_pool().release_unused()

@@ -1,0 +1,228 @@
+"""Describes staged vertices, edges and columns as a source that can be converted, and reports what became of rows and columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from salientpp.datasets.arrays import SPLITS
+from salientpp.datasets.converted.pieces import EdgeName, EdgePiece, EdgeSource, Rows, Source, Split, Vertices
+from salientpp.datasets.tabular.columns import ColumnPlan
+from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGraph
+from salientpp.datasets.tabular.doors import Table
+from salientpp.datasets.tabular.encodings import (
+    SECOND,
+    StagedColumns,
+    encoded_rows,
+    joined_rows,
+    split_mask_rows,
+)
+from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges
+from salientpp.datasets.tabular.numbering import NumberedVertices
+from salientpp.store.key_table import KeyTable
+
+#: Reason why the columns in ``Table.left_out`` are left out.
+_INDEX = "it is an index without a name, which pandas stored"
+
+#: Microseconds -> name of the unit.
+_UNITS = {SECOND: "second", 1: "microsecond"}
+
+
+@dataclass(frozen=True)
+class StagedGraph:
+    """Source of the graph, and the report: JSON that says what became of rows and columns."""
+
+    source: Source
+    report: Mapping[str, Any]
+
+
+def staged_columns(
+    graph: TableGraph,
+    plans: Sequence[ColumnPlan],
+    vertices: Mapping[str, NumberedVertices],
+    joined: Sequence[JoinedEdges],
+) -> dict[str, StagedColumns]:
+    """Returns the columns of each entry of the description, by its title. ``plans`` has vertex types first, then relations."""
+    columns = {}
+    for node, plan in zip(graph.nodes, plans):
+        columns[node.title] = StagedColumns(plan, vertices[node.name].columns, _VertexNames(node.name, vertices))
+    for edge, plan, each in zip(graph.edges, plans[len(graph.nodes) :], joined):
+        names = _EdgeNames(edge.name, each.forward, vertices)
+        columns[edge.title] = StagedColumns(plan, each.forward.columns, names)
+    return columns
+
+
+@dataclass(frozen=True)
+class _VertexNames:
+    """Names a vertex by its key, for errors."""
+
+    type_: str
+    vertices: Mapping[str, NumberedVertices]
+
+    def __call__(self, vertex: int) -> str:
+        keys = KeyTable(self.vertices[self.type_].keys.path).rows([vertex]).to_pylist()[0]
+        return f"{self.type_} {', '.join(f'{name}={value!r}' for name, value in keys.items())}"
+
+
+@dataclass(frozen=True)
+class _EdgeNames:
+    """Names an edge by the keys of its ends, for errors."""
+
+    name: tuple[str, str, str]
+    edges: SortedEdges
+    vertices: Mapping[str, NumberedVertices]
+
+    def __call__(self, edge: int) -> str:
+        first = 0
+        for batch in self.edges.ends.batches(["source", "target"]):
+            if edge < first + batch.num_rows:
+                ends = [batch.column(end)[edge - first].as_py() for end in ("source", "target")]
+                types = (self.name[0], self.name[2])
+                source, target = (_VertexNames(type_, self.vertices)(end) for type_, end in zip(types, ends))
+                return f"edge from {source} to {target}"
+            first += batch.num_rows
+        return f"edge {edge}"
+
+
+# --- the source -------------------------------------------------------------------------------------------
+
+
+def describe_source(
+    graph: TableGraph,
+    columns: Mapping[str, StagedColumns],
+    facts: Mapping[str, Mapping[str, Any]],
+    vertices: Mapping[str, NumberedVertices],
+    joined: Sequence[JoinedEdges],
+    tables: Mapping[str, Table],
+    task: str,
+) -> StagedGraph:
+    """Returns the graph as a source, and its report.
+
+    ``columns``, ``facts`` (of :func:`examine_columns`) and ``tables`` are by the titles of entries. ``task`` identifies the contents of the tables.
+    """
+    unit = _unit_of(facts)
+    nodes: dict[str | None, Vertices] = {}
+    for node in graph.nodes:
+        attributes, splits = _attributes(columns[node.title], facts[node.title], unit)
+        numbered = vertices[node.name]
+        nodes[node.name] = Vertices(numbered.num_vertices, attributes, splits, keys=numbered.keys.path)
+    edges: dict[EdgeName, EdgeSource] = {}
+    for edge, each in zip(graph.edges, joined):
+        staged = columns[edge.title]
+        edges[edge.name] = _edges(each.forward, staged, facts[edge.title], unit)
+        if each.backward is not None:
+            names = _EdgeNames(edge.reverse_name, each.backward, vertices)
+            inverse = StagedColumns(staged.plan, each.backward.columns, names)
+            edges[edge.reverse_name] = _edges(each.backward, inverse, facts[edge.title], unit)
+    origin = {
+        "description": json.loads(graph.text),
+        "time_unit": _UNITS.get(unit),
+        "tables": {
+            title: {
+                "from": table.provenance(),
+                **facts[title],
+                "left_out": {**dict.fromkeys(table.left_out, _INDEX), **columns[title].plan.left_out},
+            }
+            for title, table in tables.items()
+        },
+    }
+    source = Source(graph.name, nodes, edges, made_of={"tables": task}, origin=origin)
+    return StagedGraph(source, _report(graph, origin, facts, vertices, joined, tables))
+
+
+def _unit_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
+    """Returns the microseconds of the unit of all times: a second, or a microsecond if a time has a fraction of a second. 0: the graph has no times."""
+    found = [
+        column["has_fractions"]
+        for each in facts.values()
+        for column in each["columns"].values()
+        if "has_fractions" in column
+    ]
+    return (1 if any(found) else SECOND) if found else 0
+
+
+def _attributes(staged: StagedColumns, facts: Mapping[str, Any], unit: int) -> tuple[dict[str, Rows], dict[str, Split]]:
+    attributes = {
+        planned.attribute: encoded_rows(staged, planned, facts["columns"][planned.column], unit)
+        for planned in staged.plan.columns
+    }
+    if "x" in facts:
+        attributes["x"] = joined_rows(staged, facts["x"])
+    column = staged.plan.split
+    splits = {} if column is None else {name: Split(split_mask_rows(staged, column, name), True) for name in SPLITS}
+    return attributes, splits
+
+
+def _edges(edges: SortedEdges, staged: StagedColumns, facts: Mapping[str, Any], unit: int) -> EdgeSource:
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        done = 0
+        for batch in edges.ends.batches(["source", "target"], most):
+            source, target = (np.asarray(batch.column(end)) for end in ("source", "target"))
+            first, done = done, done + batch.num_rows
+            yield EdgePiece(source, target, _after(staged.name_row, first), done)
+
+    attributes, _ = _attributes(staged, facts, unit)
+    num_edges = edges.ends.num_rows
+    return EdgeSource(pieces, num_edges, num_edges, columns=attributes, ascends=True)
+
+
+def _after(name_row: Callable[[int], str], first: int) -> Callable[[int], str]:
+    return lambda row: name_row(first + row)
+
+
+# --- the report -------------------------------------------------------------------------------------------
+
+
+def _report(
+    graph: TableGraph,
+    origin: Mapping[str, Any],
+    facts: Mapping[str, Mapping[str, Any]],
+    vertices: Mapping[str, NumberedVertices],
+    joined: Sequence[JoinedEdges],
+    tables: Mapping[str, Table],
+) -> dict[str, Any]:
+    """Returns JSON: for each entry of the description the rows that were read, kept and dropped, and what each column became."""
+    nodes = {}
+    for node in graph.nodes:
+        found = vertices[node.name]
+        nodes[node.name] = {
+            "vertices": found.num_vertices,
+            "added": found.num_added,
+            "duplicates": asdict(found.duplicates),
+            "null_keys": asdict(found.null_keys),
+            **_entry(node, origin, facts, tables),
+        }
+    edges = {}
+    for edge, each in zip(graph.edges, joined):
+        edges[",".join(edge.name)] = {
+            "edges": each.num_edges,
+            "null_keys": asdict(each.null_keys),
+            "dangling_sources": asdict(each.dangling_sources),
+            "dangling_targets": asdict(each.dangling_targets),
+            "reverse": ",".join(edge.reverse_name) if edge.reverse else None,
+            **_entry(edge, origin, facts, tables),
+        }
+    return {"source": graph.name, "time_unit": origin["time_unit"], "nodes": nodes, "edges": edges}
+
+
+def _entry(
+    entry: NodeTable | EdgeTable,
+    origin: Mapping[str, Any],
+    facts: Mapping[str, Mapping[str, Any]],
+    tables: Mapping[str, Table],
+) -> dict[str, Any]:
+    columns = {}
+    for name, column in facts[entry.title]["columns"].items():
+        short = {key: value for key, value in column.items() if key not in ("categories", "has_fractions")}
+        columns[name] = {**short, **({"categories": len(column["categories"])} if "categories" in column else {})}
+    return {
+        "tables": tables[entry.title].facts(),
+        "columns": columns,
+        "x": facts[entry.title].get("x", []),
+        "drop": list(entry.drop),
+        "left_out": origin["tables"][entry.title]["left_out"],
+    }

@@ -1,0 +1,218 @@
+"""Makes a source of a graph out of keyed tables: numbers the vertices, joins the edges, and encodes the columns.
+
+Everything goes through files in a working folder. Finished steps stay there until the conversion is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from salientpp.datasets.arrays import SPLITS
+from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
+from salientpp.datasets.tabular.columns import MOMENT, ColumnPlan, plan_edges, plan_nodes
+from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGraph
+from salientpp.datasets.tabular.doors import Table, TableBatch, open_table
+from salientpp.datasets.tabular.encodings import examine_columns
+from salientpp.datasets.tabular.joining import JoinedEdges, join_edges, missing_keys
+from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
+from salientpp.datasets.tabular.rows import RowFile
+from salientpp.datasets.tabular.source import StagedGraph, describe_source, staged_columns
+from salientpp.datasets.tabular.steps import Steps, working_folder
+from salientpp.progress import Progress
+from salientpp.store.directory.owned import hidden_name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """Tables of one entry of a description, whose columns are cast to the types of ``plan`` while they are read."""
+
+    table: Table
+    plan: ColumnPlan
+    progress: Progress
+
+    @property
+    def schema(self) -> Any:
+        """Arrow schema of the columns as they are read."""
+        import pyarrow
+
+        fields = [(field.name, self.plan.types.get(field.name, field.type)) for field in self.table.schema]
+        return pyarrow.schema(fields)
+
+    def batches(self, columns: Sequence[str], most_rows: int) -> Iterator[TableBatch]:
+        """Yields all rows, as :meth:`Table.batches` does."""
+        done = 0
+        self.progress.begin(f"reading {self.plan.title}", self.table.num_rows or 0, "rows")
+        for each in self.table.batches(columns, most_rows):
+            done += each.batch.num_rows
+            yield TableBatch(self.plan.prepare(each.batch, each.where), each.where)
+            self.progress.reach(done)
+        self.progress.begin(f"sorting {self.plan.title}")
+
+
+@contextlib.contextmanager
+def staged_tables(graph: TableGraph, root: Path, budget: Budget, progress: Progress) -> Iterator[StagedGraph]:
+    """Opens the tables of a description as a source for a ``with`` block that converts it to ``root``.
+
+    The working folder lies beside ``root``. It is removed at the end of the block; if the block raises, it stays, and the next call goes on.
+
+    Raises:
+        ValueError: the description does not fit the tables, or a policy refuses a row. The text names the entry, and the file and row.
+        OSError: a table cannot be read.
+    """
+    work = root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
+    with working_folder(work, root) as spool:
+        yield open_tables(graph, work, spool, budget, progress)
+
+
+def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, progress: Progress) -> StagedGraph:
+    """Does all steps that are not finished in the folder ``work``. One-shot streams are copied to the folder ``spool`` first."""
+    tables = _planned_tables(graph, spool, progress)
+    facts = [planned.table.facts() for planned in tables]
+    task = sha256(json.dumps([graph.text, facts], sort_keys=True).encode()).hexdigest()
+    steps = Steps(work, task)
+    staging = _Staging(graph, tables, steps, budget.working)
+    vertices = staging.number()
+    joined = staging.join(vertices)
+    for planned in tables:
+        planned.table.check_unchanged()
+    progress.begin("examining columns")
+    columns = staged_columns(graph, [planned.plan for planned in tables], vertices, joined)
+    facts_of = steps.run("facts", dict, lambda folder: {name: examine_columns(each) for name, each in columns.items()})
+    return describe_source(
+        graph, columns, facts_of, vertices, joined, {planned.plan.title: planned.table for planned in tables}, task
+    )
+
+
+def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[PlannedTable]:
+    """Opens the tables of all entries, first of vertex types and then of relations. Entries with the same tables share them."""
+    opened: dict[tuple[object, ...], Table] = {}
+    planned = []
+    of_nodes = set(map(_identity, graph.nodes))
+    entries: tuple[NodeTable | EdgeTable, ...] = (*graph.nodes, *graph.edges)
+    for entry in entries:
+        same = _identity(entry)
+        if same not in opened:
+            progress.begin(f"opening {entry.title}")
+            opened[same] = open_table(entry.tables, graph.base, entry.title)
+            opened[same].spool(spool / str(len(opened)))
+        schema = opened[same].schema
+        if isinstance(entry, NodeTable):
+            plan = plan_nodes(entry, schema)
+            check_vertex_names(graph.name, entry.name, plan.attributes, SPLITS if plan.split else ())
+        else:
+            plan = plan_edges(entry, schema, same in of_nodes)
+            check_edge_names(graph.name, entry.name, plan.attributes)
+        planned.append(PlannedTable(opened[same], plan, progress))
+        _warn_of_left_out(plan)
+    _check_times([each.plan for each in planned])
+    return planned
+
+
+def _identity(entry: NodeTable | EdgeTable) -> tuple[object, ...]:
+    return tuple(table if isinstance(table, str) else id(table) for table in entry.tables)
+
+
+def _warn_of_left_out(plan: ColumnPlan) -> None:
+    if plan.left_out:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
+        warnings.warn(
+            f"{plan.title}: columns are left out ({reasons}). Name them in drop to leave them out on purpose, or cast them",
+            UserWarning,
+            stacklevel=10,  # the call of convert
+        )
+
+
+def _check_times(plans: Sequence[ColumnPlan]) -> None:
+    """Raises ValueError if the attributes ``time`` are timestamps in some tables and plain numbers in others, which cannot be compared."""
+    found = [(each.kind == MOMENT, plan.title) for plan in plans for each in plan.columns if each.attribute == "time"]
+    kinds = dict(found)
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{kinds[True]} has timestamps as time, and {kinds[False]} has numbers, which cannot be compared; write timestamps in both, or name one "
+            "column in drop"
+        )
+
+
+class _Staging:
+    """Steps that read the tables. ``working`` is the number of bytes that one step may take."""
+
+    def __init__(self, graph: TableGraph, tables: Sequence[PlannedTable], steps: Steps, working: int) -> None:
+        self._nodes = list(zip(graph.nodes, tables))
+        self._edges = list(zip(graph.edges, tables[len(graph.nodes) :]))
+        self._steps, self._working = steps, working
+
+    def number(self) -> dict[str, NumberedVertices]:
+        """Numbers the vertices of all types, also those that only edges name if a relation adds them."""
+        vertices = {
+            entry.name: self._number(f"n{number}", entry, planned, ())
+            for number, (entry, planned) in enumerate(self._nodes)
+        }
+        added = self._missing(vertices)
+        for number, (entry, planned) in enumerate(self._nodes):
+            files = added.get(entry.name, ())
+            if any(file.num_rows for file in files):
+                vertices[entry.name] = self._number(f"n{number}.more", entry, planned, files)
+        return vertices
+
+    def _number(self, step: str, entry: NodeTable, planned: PlannedTable, added: Sequence[RowFile]) -> NumberedVertices:
+        number = partial(
+            number_vertices,
+            planned,
+            entry.key,
+            planned.plan.staged,
+            duplicates=entry.duplicates,
+            null_keys=entry.null_keys,
+            what=entry.title,
+            added=added,
+        )
+        return self._steps.run(step, NumberedVertices, partial(_in_folder, number, self._working))
+
+    def _missing(self, vertices: Mapping[str, NumberedVertices]) -> dict[str, list[RowFile]]:
+        """Returns the keys that edges name and tables lack, by vertex type, for relations that add such vertices."""
+        missing: dict[str, list[RowFile]] = {}
+        for number, (entry, planned) in enumerate(self._edges):
+            if entry.dangling != "add":
+                continue
+            for end, type_, key, other in (
+                ("source", entry.name[0], entry.source, entry.target),
+                ("target", entry.name[2], entry.target, entry.source),
+            ):
+                find = partial(missing_keys, planned, key, other, vertices[type_], what=entry.title)
+                found = self._steps.run(f"e{number}.{end}", RowFile, partial(_in_folder, find, self._working))
+                missing.setdefault(type_, []).append(found)
+        return missing
+
+    def join(self, vertices: Mapping[str, NumberedVertices]) -> list[JoinedEdges]:
+        """Joins the edges of all relations with the vertices."""
+        joined = []
+        for number, (entry, planned) in enumerate(self._edges):
+            join = partial(
+                join_edges,
+                planned,
+                entry.source,
+                entry.target,
+                planned.plan.staged,
+                vertices[entry.name[0]],
+                vertices[entry.name[2]],
+                dangling="error" if entry.dangling == "add" else entry.dangling,
+                null_keys=entry.null_keys,
+                what=entry.title,
+                reverse=entry.reverse,
+            )
+            joined.append(self._steps.run(f"e{number}", JoinedEdges, partial(_in_folder, join, self._working)))
+        return joined
+
+
+def _in_folder(step: Callable[..., T], working: int, folder: Path) -> T:
+    return step(work=folder, working=working)

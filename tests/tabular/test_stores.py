@@ -1,0 +1,181 @@
+"""Laws of tables in object stores, against a server of S3 on this machine: the same rows as on the disk, and errors that name the table and the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_server import BrokenServer
+from table_packages import package
+
+from salientpp.datasets.tabular.doors import Table, open_table
+
+pa, parquet = package("pyarrow"), package("pyarrow.parquet")
+
+N = 5000
+TABLE = pa.table({"id": [f"key {i}" for i in range(N)], "v": range(N)})
+
+
+@dataclass
+class Store:
+    """A bucket of a server of S3 behind a :class:`BrokenServer`. ``query`` has the options of addresses."""
+
+    proxy: BrokenServer
+    client: Any
+
+    @property
+    def query(self) -> str:
+        return f"?endpoint_override={self.proxy.address}&scheme=http&region=us-east-1"
+
+    def put(self, key: str, path: Path) -> None:
+        self.client.put_object(Bucket="shop", Key=key, Body=path.read_bytes())
+
+    def table(self, address: str, what: str = "nodes.t") -> Table:
+        return open_table([f"s3://{address}{self.query}"], Path(), what)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    moto = package("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(server, tmp_path, monkeypatch) -> Iterator[Store]:
+    boto3 = package("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    host, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="shop")
+    proxy = BrokenServer(host, port)
+    made = Store(proxy, client)
+    for number in range(3):
+        part = TABLE.slice(number * 2000, 2000)
+        parquet.write_table(part, tmp_path / "part.parquet", row_group_size=500, compression="none")
+        made.put(f"orders/part-{number}.parquet", tmp_path / "part.parquet")
+    yield made
+    for entry in client.list_objects_v2(Bucket="shop").get("Contents", []):
+        client.delete_object(Bucket="shop", Key=entry["Key"])
+    client.delete_bucket(Bucket="shop")
+    proxy.close()
+
+
+def keys_of(table: Table) -> list[str]:
+    return [key for each in table.batches(["id"], 300) for key in each.batch.column("id").to_pylist()]
+
+
+@pytest.mark.parametrize("address", ["shop/orders/*.parquet", "shop/orders", "shop/orders/", "shop/**/part-*.parquet"])
+def test_files_of_a_bucket_are_a_table(store, address):
+    table = store.table(address)
+    assert keys_of(table) == TABLE["id"].to_pylist() and table.num_rows == N
+    assert [facts["address"] for facts in table.facts()] == [f"s3://shop/orders/part-{i}.parquet" for i in range(3)]
+    assert all(facts["etag"] and facts["modified"] for facts in table.facts())
+    table.check_unchanged()
+
+
+def test_text_of_a_bucket_is_a_table(store, tmp_path):
+    (tmp_path / "t.csv").write_text("id,v\n" + "".join(f"{i},x\n" for i in range(100)))
+    store.put("t.csv", tmp_path / "t.csv")
+    assert keys_of(store.table("shop/t.csv")) == list(range(100))
+
+
+def test_options_of_the_environment_are_used(store, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{store.proxy.address}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert open_table(["s3://shop/orders/"], Path(), "t").num_rows == N
+
+
+def test_a_broken_connection_is_an_error_and_a_second_pass_works(store):
+    table = store.table("shop/orders/*.parquet")
+    store.proxy.breaks = "part-1.parquet"
+    found = []
+    with pytest.raises(
+        OSError, match=r"nodes.t: s3://shop/orders/part-1.parquet after row 0 cannot be read \(.*; check the connection"
+    ):
+        for each in table.batches(["id"], 300):
+            found += each.batch.column("id").to_pylist()
+    assert found == TABLE["id"].to_pylist()[:2000] and store.proxy.broken
+    store.proxy.breaks = ""
+    assert keys_of(table) == TABLE["id"].to_pylist()
+    table.check_unchanged()
+
+
+def test_a_connection_that_breaks_at_the_start_is_an_error(store):
+    store.proxy.breaks = "part-1.parquet"
+    with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-1.parquet cannot be read"):
+        store.table("shop/orders/*.parquet")
+    store.proxy.breaks = ""
+    assert keys_of(store.table("shop/orders/*.parquet")) == TABLE["id"].to_pylist()
+
+
+def test_a_server_that_is_gone_is_an_error(store):
+    table = store.table("shop/orders/*.parquet")
+    store.proxy.close()
+    with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-0.parquet.* cannot be read"):
+        keys_of(table)
+    with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-0.parquet cannot be read"):
+        table.check_unchanged()
+    with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/\*.parquet cannot be read"):
+        store.table("shop/orders/*.parquet")
+
+
+@pytest.mark.parametrize(
+    "forbidden, address", [("part-1", "shop/orders/part-1.parquet"), ("shop", "shop/orders/*.parquet")]
+)
+def test_a_file_without_permission_is_named(store, forbidden, address):
+    store.proxy.forbids = forbidden
+    with pytest.raises(PermissionError) as caught:
+        store.table(address)
+    text = str(caught.value)
+    assert text.startswith(f"nodes.t: no permission to read s3://{address} (") and "check the credentials" in text
+
+
+def test_a_missing_file_of_a_bucket_is_named(store):
+    with pytest.raises(
+        FileNotFoundError, match=r"nodes.t: s3://shop/orders/part-9.parquet: no such file or folder. Did you mean part-"
+    ):
+        store.table("shop/orders/part-9.parquet")
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"nodes.t: no file matches s3://shop/orders/\*.csv; the folder s3://shop/orders has part-0",
+    ):
+        store.table("shop/orders/*.csv")
+    with pytest.raises(OSError, match=r"nodes.t: .*s3://nobucket"):
+        store.table("nobucket/orders/*.csv")
+
+
+def test_a_file_of_a_bucket_that_changes_is_noticed(store, tmp_path):
+    table = store.table("shop/orders/*.parquet")
+    parquet.write_table(TABLE.slice(0, 2000), tmp_path / "other.parquet", row_group_size=500, compression="none")
+    store.put("orders/part-1.parquet", tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match=r"nodes.t: s3://shop/orders/part-1.parquet changed while it was read"):
+        table.check_unchanged()
+
+
+def test_errors_and_facts_have_no_passwords(store):
+    address = f"s3://user:secret@shop/orders/part-9.parquet{store.query}"
+    with pytest.raises(OSError) as caught:
+        open_table([address], Path(), "t")
+    assert "secret" not in str(caught.value) and "s3://shop/orders/part-9.parquet" in str(caught.value)
+    table = open_table([address.replace("part-9", "part-1")], Path(), "t")
+    assert "secret" not in str(table.facts()) and table.facts()[0]["address"] == "s3://shop/orders/part-1.parquet"
+
+
+def test_files_of_a_web_server_are_a_table(store):
+    package("aiohttp")
+    store.client.put_object_acl(Bucket="shop", Key="orders/part-0.parquet", ACL="public-read")
+    address = f"http://{store.proxy.address}/shop/orders/part-0.parquet?token=secret"
+    table = open_table([address], Path(), "t")
+    assert keys_of(table) == TABLE["id"].to_pylist()[:2000] and "secret" not in str(table.facts())
+    table.check_unchanged()
+    store.proxy.forbids = "part-0"
+    with pytest.raises(OSError, match=r"t: http://.*part-0.parquet") as caught:
+        keys_of(table)
+    assert "secret" not in str(caught.value)
