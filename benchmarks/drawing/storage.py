@@ -24,7 +24,8 @@ def draw_links(result: Row) -> str:
                 f"{row['rows_remote']:,}",
             ]
         )
-    other = [abs(row[way]["other_over_counted"]) for row in result["rows"] for way in ("received", "sent")]
+    came = max(abs(row["received"]["other_over_counted"]) for row in result["rows"])
+    went = max(row["sent"]["other_over_counted"] * row["sent"]["counted_bytes"] for row in result["rows"])
     text = (
         f"**Hosts that only store.** Epochs of {result['rows'][0]['batches']} batches ({result['vertices']:,} vertices, fan-outs "
         f"{result['fanouts']}, {result['batch_size']} seeds, {result['features']} float32 columns, 1 ms to a host). *Hosts*: those that train and "
@@ -33,8 +34,8 @@ def draw_links(result: Row) -> str:
     )
     header = ["MB/s", "topology", "form", "hosts", "MB", "loading", "to 2", "to 4", "training", "rows fetched"]
     after = (
-        "Bytes that the loaders count, plus 66 bytes for the headers of each packet, differ from those that the interfaces of the hosts count by at most "
-        f"{max(other):.3%}."
+        "Interfaces of the hosts count bytes too. Without the headers of packets, 66 bytes each, received bytes differ from those that the loaders count by at "
+        f"most {came:.3%}. Hosts send at most {went / 1e3:,.0f} kB more than is counted in an epoch, for headers of messages."
     )
     return joined(text, table(header, lines, left=3), after, source(result))
 
@@ -52,16 +53,17 @@ def draw_memory(result: Row) -> str:
         ["table of the thread that draws", found["tables_of_drawing_bytes"]],
         ["pages mapped from files", epoch["mapped"]],
         ["other", found["other_anonymous_bytes"]],
-        ["all of these, without batches", total - epoch["in_flight"]],
+        ["all of these but the budget, without batches", total - epoch["in_flight"]],
         ["batches in flight", epoch["in_flight"]],
     ]
     text = (
-        f"**Memory of a rank that trains**, beyond that of libraries, at the highest of samples every 0.05 s in an epoch: {found['vertices']:,} vertices, "
-        f"{found['edges']:,} edges, {result['features']} float32 columns, topology in parts, fan-outs {result['fanouts']}, {result['batch_size']} seeds."
+        f"**Memory of a rank that trains**, beyond that of libraries. It is the highest of samples that were taken every 0.05 s in an epoch. The graph has "
+        f"{found['vertices']:,} vertices with rows of {found['row_bytes']} bytes, and {found['edges']:,} edges in parts. Fan-outs {result['fanouts']}, "
+        f"{result['batch_size']} seeds."
     )
     after = (
-        "In the first job on a directory, which computes the inclusion probabilities of joined parts, all of these exceed the budget by "
-        f"{found['over_law_bytes_with_vip'] / _MB:,.0f} MB."
+        f"Without batches, this is {found['over_law_bytes'] / _MB:,.0f} MB more than the budget. In the first job on a directory, which computes the inclusion "
+        f"probabilities of joined parts, it is {found['over_law_bytes_with_vip'] / _MB:,.0f} MB more."
     )
     return joined(
         text, table(["", "MB"], [[name, f"{value / _MB:,.1f}"] for name, value in lines]), after, source(result)
@@ -80,8 +82,8 @@ def draw_slow(result: Row) -> str:
         for row in result["slow"]
     ]
     text = (
-        f"**A slow rank.** It loads {result['slow_batches']} batches with fan-outs [50, 50] and sleeps after each. Anonymous memory of the rank that stores "
-        "in MB before the first batch, at most, and the growth of the maximum from the first to the second half of the batches."
+        f"**A slow rank.** It loads {result['slow_batches']} batches with fan-outs [50, 50] and sleeps after each. The other columns are MB. *Before*, *at "
+        "most*: anonymous memory of the rank that stores, before the first batch and at most. *Growth*: from the first to the second half of the batches."
     )
     header = ["sleep, s", "rows of a batch", "before", "at most", "growth"]
     return joined(text, table(header, lines), source(result))
