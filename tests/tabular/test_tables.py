@@ -622,6 +622,23 @@ def test_labels_of_every_kind(tmp_path):
         assert by_key(data, "v", "y") == dict(enumerate(expected))
 
 
+@pytest.mark.parametrize("value", [0.1, 0.7, 19.99, 1e6 + 0.1])
+def test_a_constant_column_of_x_is_0_whatever_the_rounding_of_its_mean(tmp_path, value):
+    # A sum of equal floats is rounded: 3 * 0.1 / 3 is not 0.1.
+    for rows in (3, 7, 100):
+        split = ["train"] * rows + ["val"]
+        table = pa.table({"id": range(rows + 1), "a": [value] * rows + [value + 1], "split": split})
+        described = {"nodes": {"v": {"table": table, "key": "id", "x": ["a"], "split": "split"}}}
+        data = converted(described, tmp_path / str(rows))
+        assert by_key(data, "v", "x") == {**{row: [0] for row in range(rows)}, rows: [1]}
+
+
+def test_infinity_is_no_part_of_x_in_any_split(tmp_path):
+    table = pa.table({"id": [1, 2, 3], "a": [1.0, 2.0, -math.inf], "split": ["train", "train", "val"]})
+    with pytest.raises(ValueError, match="'a' must be finite to become part of x, got infinity.*v id=3"):
+        convert({"nodes": {"v": {"table": table, "key": "id", "x": ["a"], "split": "split"}}}, tmp_path / "v")
+
+
 def test_negative_labels_and_missing_ones_are_refused(tmp_path):
     table = pa.table({"id": [1, 2], "label": [-1, None]})
     with pytest.raises(ValueError, match="negative labels and rows without one"):

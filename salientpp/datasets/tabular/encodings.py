@@ -201,32 +201,37 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
 
 
 def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
-    """Returns mean and standard deviation of a column, of the training split if the type has a split. A constant column has the deviation 1."""
-    count, mean = 0, 0.0
-    for first, values, has_value in _training_values(staged, column):
+    """Returns mean and standard deviation of a column, of the training split if the type has a split. A constant column has the deviation 1.
+
+    Raises ValueError if a row of any split is infinite.
+    """
+    least, most = math.inf, -math.inf
+    for first, values, counts in _values(staged, column):
         wrong = np.isinf(values)
         if wrong.any():
-            row = first + int(np.flatnonzero(has_value)[wrong.argmax()])
+            row = first + int(wrong.argmax())
             raise staged.error(
                 column, row, "must be finite to become part of x, got infinity; correct it, or name it in drop"
             )
-    sums = [(len(values), float(values.sum())) for _, values, _ in _training_values(staged, column)]
+        least, most = (float(of(values[counts], initial=found)) for of, found in ((np.min, least), (np.max, most)))
+    if not least < most:  # a sum of equal floats is rounded, so its mean differs from them
+        return {"column": column, "mean": least + 0.0 if least == most else 0.0, "std": 1.0}
+    sums = [(int(counts.sum()), float(values[counts].sum())) for _, values, counts in _values(staged, column)]
     count = sum(number for number, _ in sums)
-    mean = math.fsum(total for _, total in sums) / count if count else 0.0
-    squares = math.fsum(float(((values - mean) ** 2).sum()) for _, values, _ in _training_values(staged, column))
-    deviation = math.sqrt(squares / count) if count else 1.0
-    return {"column": column, "mean": mean, "std": deviation or 1.0}
+    mean = math.fsum(total for _, total in sums) / count
+    squares = [float(((values[counts] - mean) ** 2).sum()) for _, values, counts in _values(staged, column)]
+    return {"column": column, "mean": mean, "std": math.sqrt(math.fsum(squares) / count) or 1.0}
 
 
-def _training_values(staged: StagedColumns, column: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields (first row, float64 values that count, bool mask of the rows of the values)."""
+def _values(staged: StagedColumns, column: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields (first row, float64 values [n], bool mask [n] of those of the training split that are not missing)."""
     split = staged.plan.split
     for first, arrays in staged.chunks([column, *([split] if split else [])], _ROWS):
         values = _floats(arrays[0])
         counts = ~np.isnan(values)
         if split:
             counts &= _in_train(arrays[1]).to_numpy(zero_copy_only=False)
-        yield first, values[counts], counts
+        yield first, values, counts
 
 
 def _floats(array: Any) -> np.ndarray:
