@@ -21,9 +21,6 @@ from salientpp.datasets.tabular.rows import RowFile
 #: Rows that are examined at a time. Sums of floats depend on it, so it never changes.
 _ROWS = 2**16
 
-#: Most rows that are encoded at a time. More would not be faster, and texts may be long.
-_MOST_ROWS = 2**17
-
 #: Most categories of a column, and most bytes of their texts.
 MOST_CATEGORIES, MOST_CATEGORY_BYTES = 100_000, 2**24
 
@@ -43,7 +40,7 @@ class StagedColumns:
     name_row: Callable[[int], str]
 
     def chunks(self, columns: Sequence[str], most_rows: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yields (number of the first row, Arrow array of each column). All chunks but the last have ``most_rows`` rows.
+        """Yields (number of the first row, Arrow array of each column). All chunks but the last have ``most_rows`` rows, for sums that depend on it.
 
         Nulls are filled here, and not where tables are read, because vertices that only edges name have nulls too.
         """
@@ -58,10 +55,22 @@ class StagedColumns:
         if held:
             yield first, self._joined(held, columns)
 
+    def batches(self, columns: Sequence[str], most_rows: int | None = None) -> Iterator[tuple[int, list[Any]]]:
+        """Yields the same rows as :meth:`chunks`, in pieces of at most ``most_rows`` rows. They are not larger than the batches of the file."""
+        first = 0
+        for batch in self.file.batches(columns, most_rows):
+            yield first, self._joined([batch], columns)
+            first += batch.num_rows
+
     def _joined(self, batches: Sequence[Any], columns: Sequence[str]) -> list[Any]:
         import pyarrow
 
-        arrays = {name: pyarrow.concat_arrays([batch.column(name) for batch in batches]) for name in columns}
+        arrays = {
+            name: batches[0].column(name)
+            if len(batches) == 1
+            else pyarrow.concat_arrays([each.column(name) for each in batches])
+            for name in columns
+        }
         fill = self.plan.fill
         return [array.fill_null(fill[name]) if name in fill else array for name, array in arrays.items()]
 
@@ -106,7 +115,7 @@ def _is_float(type_: Any) -> bool:
 
 
 def _refuse_nulls(staged: StagedColumns, column: str) -> None:
-    for first, (array,) in staged.chunks([column], _ROWS):
+    for first, (array,) in staged.batches([column]):
         _refuse_null(staged, column, first, array)
 
 
@@ -131,7 +140,7 @@ def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]
     found: set[str] = set()
     split = staged.plan.split if of_train else None
     nbytes = 0
-    for _, arrays in staged.chunks([column, *([split] if split else [])], _ROWS):
+    for _, arrays in staged.batches([column, *([split] if split else [])]):
         texts = arrays[0].filter(_in_train(arrays[1])) if split else arrays[0]
         new = set(texts.unique().drop_null().to_pylist()) - found
         found |= new
@@ -146,7 +155,7 @@ def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]
 
 def _has_fractions(staged: StagedColumns, column: str) -> bool:
     has_fractions = False
-    for first, (array,) in staged.chunks([column], _ROWS):
+    for first, (array,) in staged.batches([column]):
         _refuse_null(staged, column, first, array)
         has_fractions |= bool((array.to_numpy(zero_copy_only=False) % SECOND).any())
     return has_fractions
@@ -157,7 +166,7 @@ def _width(staged: StagedColumns, planned: PlannedColumn) -> int:
     from pyarrow import compute
 
     width = None
-    for first, (array,) in staged.chunks([planned.column], _ROWS):
+    for first, (array,) in staged.batches([planned.column]):
         if not _is_float(planned.type.value_type):
             _refuse_null(staged, planned.column, first, array)
             if array.flatten().null_count:
@@ -185,7 +194,7 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
     if str(planned.type) == "bool":
         return {"categories": [False, True]}
     missing = negative = None
-    for first, (array,) in staged.chunks([planned.column], _ROWS):
+    for first, (array,) in staged.batches([planned.column]):
         values = array.fill_null(0).to_numpy(zero_copy_only=False)
         if array.null_count and missing is None:
             missing = first + int(array.is_null().to_numpy(zero_copy_only=False).argmax())
@@ -313,7 +322,7 @@ def _rows(
 ) -> Rows:
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         done = 0
-        for first, arrays in staged.chunks(columns, min(_MOST_ROWS, max(1, most_bytes // row_bytes))):
+        for first, arrays in staged.batches(columns, max(1, most_bytes // row_bytes)):
             done = first + len(arrays[0])
             values = np.require(encode(arrays), requirements=["C", "W"])
             yield RowPiece(torch.from_numpy(values), _namer(staged, columns, first), done)

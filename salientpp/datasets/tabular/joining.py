@@ -252,7 +252,7 @@ class _Reading:
         self.column_names = [field.name for field in column_fields]
         self.schema = pa.schema([*fields, *column_fields])
         self._names = tuple(dict.fromkeys((*(name for end in ends for name in end.key), *must_have, *columns)))
-        self.most_rows = rows_to_read(table.schema, self._names, working)
+        self.most_rows = rows_to_read(table, self._names, working)
 
     def batches(self, nulls: NullKeys) -> Iterator[pa.RecordBatch]:
         """Yields the edges both of whose ends have a key that the types of the vertices can hold."""

@@ -104,7 +104,7 @@ def number_vertices(
     null_rows = nulls.settled(null_keys, what)
     dropped = repeated.dropped()
     if dropped.count and duplicates == "error":
-        most_rows = rows_to_read(table.schema, key, working)
+        most_rows = rows_to_read(table, key, working)
         places = places_of(table, key, numbering.types, repeated, most_rows, what, most_places=2)
         raise ValueError(
             f"{what}: {rows_that_have(dropped.count)} the key of another row, for example {places}; name further columns in key, remove the rows, or set "
@@ -147,7 +147,7 @@ class _Numbering:
         import pyarrow as pa
 
         names = tuple(dict.fromkeys((*self._key_names, *self._columns)))
-        most_rows = rows_to_read(self._table.schema, names, self._working)
+        most_rows = rows_to_read(self._table, names, self._working)
         for piece in self._table.batches(names, most_rows):
             keys, _ = adapt_keys(keys_of(piece.batch, self._key_names, self._what), self.types, self._what)
             columns = [plain_column(piece.batch.column(name)) for name in self._columns]

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 #: Most rows of a batch in a file. Readers hold one batch.
 ROWS_OF_A_BATCH = 2**16
 
+#: Rows whose length says how many rows to read at a time.
+_ROWS_TO_LOOK_AT = 2**10
+
 #: Dropped rows that a report shows.
 MOST_EXAMPLES = 5
+
+
+class _Readable(Protocol):
+    """A table of any kind."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def batches(self, columns: Sequence[str], most_rows: int) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -182,9 +194,18 @@ def gathered(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: i
         yield joined(waiting, schema)
 
 
-def rows_to_read(schema: pa.Schema, names: Iterable[str], working: int) -> int:
-    """Returns how many rows of a table to read at a time, so that they take a small part of ``working`` bytes."""
-    width = sum(_width(schema.field(name).type) for name in names)
+def rows_to_read(table: _Readable, names: Sequence[str], working: int) -> int:
+    """Returns how many rows of a table to read at a time, so that they take a small part of ``working`` bytes. The first rows say how long values are."""
+    width = sum(_width(table.schema.field(name).type) for name in names)
+    most_rows = _rows_of(width, working)
+    first = next(iter(table.batches(names, min(_ROWS_TO_LOOK_AT, most_rows))), None)
+    if first is not None:
+        found = sum(plain_column(column).nbytes for column in first.batch.columns) // max(1, first.batch.num_rows)
+        most_rows = min(most_rows, _rows_of(found, working))
+    return most_rows
+
+
+def _rows_of(width: int, working: int) -> int:
     return int(np.clip(working // (64 * max(1, width)), 64, 2**17))
 
 
