@@ -608,6 +608,31 @@ def test_staged_work_of_other_tables_is_not_used(tmp_path, monkeypatch):
     assert by_key(data, "customer", "visits") == {"C1": 5, "C2": 6, "C3": 7, "C4": 8}
 
 
+@pytest.mark.parametrize("when", ["the graph is complete", "the description changed"])
+def test_a_run_that_is_killed_while_it_removes_staged_work_does_not_harm_the_next_one(tmp_path, monkeypatch, when):
+    described = shop(tmp_path)
+    expected = contents(convert(described, tmp_path / "whole"))
+    rmtree = shutil.rmtree
+
+    def killed(path, *arguments, **named):
+        for name in ("staged.json", "keys.arrow") if any(Path(path).rglob("keys.arrow")) else ():
+            for file in Path(path).rglob(name):
+                file.unlink()
+                raise KeyboardInterrupt
+        rmtree(path, *arguments, **named)
+
+    if when == "the description changed":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(staging, "join_edges", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            convert(described, tmp_path / "shop")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        other = {**described, "edges": {}}
+        convert(described if "graph" in when else other, tmp_path / "shop")
+    assert contents(convert(described, tmp_path / "shop", overwrite=True)) == expected
+    assert not (tmp_path / ".shop.staged").exists()
+
+
 def test_labels_of_every_kind(tmp_path):
     for number, (values, expected) in enumerate(
         [

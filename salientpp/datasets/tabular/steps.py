@@ -49,7 +49,7 @@ class Steps:
         head = {"format": _FORMAT, "version": _VERSION, "work": str(self.work), "task": task}
         with says_what_to_do(work):
             if _head_of(self.work) != head:
-                _remove_steps(self.work)
+                _forget(self.work)
                 save(self.work / _STAGED, json.dumps(head))
 
     def run(self, name: str, kind: type[T], step: Callable[[Path], T]) -> T:
@@ -103,10 +103,14 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(work / _SPOOL, ignore_errors=True)
             if is_complete or all(path.is_file() for path in work.iterdir()):  # or no step has begun
+                with contextlib.suppress(OSError):
+                    _forget(work)
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _remove_steps(work: Path) -> None:
+def _forget(work: Path) -> None:
+    """Removes all steps. The task goes first, so that no step seems finished whose files are removed in part, if the run is killed."""
+    save(work / _STAGED, json.dumps({"format": _FORMAT}))
     for path in work.iterdir():
         if path.is_dir() and path.name != _SPOOL:
             shutil.rmtree(path)
