@@ -633,6 +633,45 @@ def test_a_run_that_is_killed_while_it_removes_staged_work_does_not_harm_the_nex
     assert not (tmp_path / ".shop.staged").exists()
 
 
+def test_a_step_that_read_a_changed_table_is_not_used_once_the_table_is_restored(tmp_path, monkeypatch):
+    described = shop(tmp_path)
+    expected = contents(convert(described, tmp_path / "whole"))
+    table = tmp_path / "customers.parquet"
+    before, times = table.read_bytes(), table.stat()
+    original = staging.number_vertices
+
+    def changes(planned, *arguments, **named):
+        if planned.plan.title == "nodes.customer":
+            write_parquet(tmp_path, "customers", {**CUSTOMERS, "visits": [5, 6, 7, 8]})
+        return original(planned, *arguments, **named)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ValueError, match=r"customers.parquet changed while it was read"),
+    ):
+        patch.setattr(staging, "number_vertices", changes)
+        convert(described, tmp_path / "shop")
+    table.write_bytes(before)
+    os.utime(table, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert contents(convert(described, tmp_path / "shop")) == expected
+
+
+def test_staged_work_of_a_description_in_another_folder_is_not_used(tmp_path, monkeypatch):
+    for name, value in ("monday", 1), ("tuesday", 2):  # archives may give all files one time
+        folder = tmp_path / name
+        folder.mkdir()
+        write_parquet(folder, "v", {"id": [1], "value": [value]})
+        os.utime(folder / "v.parquet", ns=(0, 0))
+        (folder / "v.toml").write_text('[nodes.v]\ntable = "v.parquet"\nkey = "id"\n')
+    assert len({(tmp_path / name / "v.parquet").stat().st_size for name in ("monday", "tuesday")}) == 1
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.chdir(tmp_path / "monday")
+        patch.setattr(staging, "examine_columns", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        convert("tables:v.toml", tmp_path / "graph")
+    monkeypatch.chdir(tmp_path / "tuesday")
+    assert by_key(converted("tables:v.toml", tmp_path / "graph"), "v", "value") == {1: 2}
+
+
 def test_labels_of_every_kind(tmp_path):
     for number, (values, expected) in enumerate(
         [

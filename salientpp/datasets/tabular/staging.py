@@ -79,19 +79,25 @@ def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, prog
     """Does all steps that are not finished in the folder ``work``. One-shot streams are copied to the folder ``spool`` first."""
     tables = _planned_tables(graph, spool, progress)
     facts = [planned.table.facts() for planned in tables]
-    task = sha256(json.dumps([graph.text, facts], sort_keys=True).encode()).hexdigest()
+    task = sha256(json.dumps([graph.text, _base_of(graph), facts], sort_keys=True).encode()).hexdigest()
     steps = Steps(work, task)
     staging = _Staging(graph, tables, steps, budget.working)
     vertices = staging.number()
     joined = staging.join(vertices)
-    for planned in tables:
-        planned.table.check_unchanged()
     progress.begin("examining columns")
     columns = staged_columns(graph, [planned.plan for planned in tables], vertices, joined)
     facts_of = steps.run("facts", dict, lambda folder: {name: examine_columns(each) for name, each in columns.items()})
     return describe_source(
         graph, columns, facts_of, vertices, joined, {planned.plan.title: planned.table for planned in tables}, task
     )
+
+
+def _base_of(graph: TableGraph) -> str | None:
+    """Returns the folder at which relative addresses begin, or None if there are none."""
+    entries: tuple[NodeTable | EdgeTable, ...] = (*graph.nodes, *graph.edges)
+    addresses = [table for entry in entries for table in entry.tables if isinstance(table, str)]
+    is_relative = any("://" not in address and not Path(address).is_absolute() for address in addresses)
+    return str(graph.base.resolve()) if is_relative else None
 
 
 def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[PlannedTable]:
@@ -176,7 +182,7 @@ class _Staging:
             what=entry.title,
             added=added,
         )
-        return self._steps.run(step, NumberedVertices, partial(_in_folder, number, self._working))
+        return self._steps.run(step, NumberedVertices, partial(_read_whole, number, self._working, planned.table))
 
     def _missing(self, vertices: Mapping[str, NumberedVertices]) -> dict[str, list[RowFile]]:
         """Returns the keys that edges name and tables lack, by vertex type, for relations that add such vertices."""
@@ -189,7 +195,9 @@ class _Staging:
                 ("target", entry.name[2], entry.target, entry.source),
             ):
                 find = partial(missing_keys, planned, key, other, vertices[type_], what=entry.title)
-                found = self._steps.run(f"e{number}.{end}", RowFile, partial(_in_folder, find, self._working))
+                found = self._steps.run(
+                    f"e{number}.{end}", RowFile, partial(_read_whole, find, self._working, planned.table)
+                )
                 missing.setdefault(type_, []).append(found)
         return missing
 
@@ -210,9 +218,14 @@ class _Staging:
                 what=entry.title,
                 reverse=entry.reverse,
             )
-            joined.append(self._steps.run(f"e{number}", JoinedEdges, partial(_in_folder, join, self._working)))
+            joined.append(
+                self._steps.run(f"e{number}", JoinedEdges, partial(_read_whole, join, self._working, planned.table))
+            )
         return joined
 
 
-def _in_folder(step: Callable[..., T], working: int, folder: Path) -> T:
-    return step(work=folder, working=working)
+def _read_whole(step: Callable[..., T], working: int, table: Table, folder: Path) -> T:
+    """Does a step that reads a table. Raises ValueError if the table has changed meanwhile, so that the step is not finished."""
+    result = step(work=folder, working=working)
+    table.check_unchanged()
+    return result
