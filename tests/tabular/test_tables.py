@@ -530,6 +530,49 @@ def test_missing_ends_are_added_dropped_or_refused(tmp_path):
     assert json.loads(report.read_text())["nodes"]["customer"]["added"] == 1
 
 
+def added_to_an_empty_table(folder: Path, *tables: pa.Table) -> dict[str, Any]:
+    (folder / "v.csv").write_text("id\n")  # its column has no type
+    added = {"source": "a", "target": "b", "dangling": "add"}
+    edges = {f"v,r{number},v": {"table": table, **added} for number, table in enumerate(tables)}
+    return {"nodes": {"v": {"table": str(folder / "v.csv"), "key": "id"}}, "edges": edges}
+
+
+def test_a_relation_without_rows_does_not_hide_the_keys_of_another_one(tmp_path):
+    nothing = pa.table({"a": pa.nulls(0), "b": pa.nulls(0)})
+    described = added_to_an_empty_table(tmp_path, nothing, pa.table({"a": [1, 2], "b": [2, 3]}))
+    data = converted(described, tmp_path / "graph")
+    assert sorted(keys_of(data, "v")) == [(1,), (2,), (3,)]
+    assert data["v", "r1", "v"].adj_t.values().numel() == 2
+
+
+def test_keys_of_relations_whose_types_differ_say_what_to_cast(tmp_path):
+    table = pa.table({"a": pa.array([1]), "b": pa.array([2**63 + 5], pa.uint64())})
+    with pytest.raises(
+        ValueError, match=r"nodes.v: edges name a key .* int64, cannot hold.*id=9223372036854775813.*cast"
+    ):
+        convert(added_to_an_empty_table(tmp_path, table), tmp_path / "graph")
+
+
+def test_a_row_that_is_dropped_for_a_null_in_a_dictionary_adds_no_vertex(tmp_path):
+    ends = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(["x", None]))
+    described = {
+        "nodes": {
+            "v": {"table": pa.table({"id": [1, 2]}), "key": "id"},
+            "w": {"table": pa.table({"id": ["x"]}), "key": "id"},
+        },
+        "edges": {
+            "v,r,w": {
+                "table": pa.table({"a": [1, 7, 2], "b": ends}),
+                "source": "a",
+                "target": "b",
+                "dangling": "add",
+                "null_keys": "drop",
+            }
+        },
+    }
+    assert sorted(keys_of(converted(described, tmp_path / "graph"), "v")) == [(1,), (2,)]
+
+
 def test_times_are_microseconds_if_one_has_a_fraction_of_a_second(tmp_path):
     described = shop(tmp_path, customer={"time": "created"}, placed={"time": "ordered_at"})
     late = {**ORDERS, "ordered_at": [datetime.datetime(2026, 1, 1, 0, 0, 0, 1)] * 3}

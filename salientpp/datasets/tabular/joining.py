@@ -261,7 +261,7 @@ class _Reading:
         for piece in self._table.batches(self._names, self.most_rows):
             batch = piece.batch
             keys = [end.read(batch) for end in self._ends]
-            must_have = [batch.column(name) for name in self._must_have]
+            must_have = keys_of(batch, self._must_have, self._what)
             left_out = has_null([*(column for own, _, _ in keys for column in own), *must_have], batch.num_rows)
             nulls.add(left_out, piece.where)
             arrays: list[Any] = []

@@ -21,6 +21,7 @@ from salientpp.datasets.tabular.keyed import (
     NullKeys,
     Policy,
     has_null,
+    key_text,
     key_types,
     keys_of,
     places_of,
@@ -132,9 +133,8 @@ class _Numbering:
         self._table, self._key_names, self._columns = table, key, columns
         self._working, self._what, self._added = working, what, added
         self.types = key_types(table, key, what)
-        if added:  # an empty table may have no types
-            known = added[0].schema.types
-            self.types = [of if pa.types.is_null(type_) else type_ for type_, of in zip(self.types, known)]
+        for file in added:  # an empty table may have no types
+            self.types = [of if pa.types.is_null(type_) else type_ for type_, of in zip(self.types, file.schema.types)]
         self._key_fields = [pa.field(f"key {number}", type_) for number, type_ in enumerate(self.types)]
         plain = [plain_type(table.schema.field(name).type) for name in columns]
         self._column_fields = [pa.field(f"column {number}", type_) for number, type_ in enumerate(plain)]
@@ -156,7 +156,13 @@ class _Numbering:
             yield self._batch(keys, columns, is_null, 0)
         for file in self._added:
             for batch in file.batches(most_rows=most_rows):
-                keys, _ = adapt_keys(batch.columns, self.types, self._what)
+                keys, unlike = adapt_keys(batch.columns, self.types, self._what)
+                if unlike is not None:
+                    at = int(unlike.argmax())
+                    raise ValueError(
+                        f"{self._what}: edges name a key that the type of other keys, {', '.join(map(str, self.types))}, cannot hold, for example "
+                        f"{key_text(self._key_names, batch.columns, at)}; cast the keys in the tables of all edges to one type"
+                    )
                 nothing = [pa.nulls(batch.num_rows, field.type) for field in self._column_fields]
                 yield self._batch(keys, nothing, has_null(keys, batch.num_rows), 1)
 
