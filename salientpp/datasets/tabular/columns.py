@@ -260,7 +260,7 @@ class _Planner:
                 )
             try:
                 scalars[name] = self._scalar(name, types[name], name in moments)
-            except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+            except (pyarrow.ArrowException, OverflowError) as error:
                 raise ValueError(
                     f"{self.title}: fill must have a value of {self.schema.field(name).type} for {name!r}, got {self._fill[name]!r} ({first_line(error)})"
                 ) from None
