@@ -716,6 +716,16 @@ def test_staged_work_of_a_description_in_another_folder_is_not_used(tmp_path, mo
     assert by_key(converted("tables:v.toml", tmp_path / "graph"), "v", "value") == {1: 2}
 
 
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64()])
+def test_nan_of_any_sign_is_larger_than_numbers_when_duplicates_are_dropped(tmp_path, type_):
+    values = [math.nan, -math.nan, math.inf]  # processors compute 0 / 0 with either sign
+    for number in range(3):
+        column = pa.array(np.array(values[number:] + values[:number]), type_)
+        table = pa.table({"id": [1, 1, 1], "value": column})
+        described = {"nodes": {"v": {"table": table, "key": "id", "duplicates": "drop"}}}
+        assert by_key(converted(described, tmp_path / str(number)), "v", "value") == {1: math.inf}
+
+
 def test_labels_of_every_kind(tmp_path):
     for number, (values, expected) in enumerate(
         [

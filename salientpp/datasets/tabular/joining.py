@@ -31,6 +31,7 @@ from salientpp.datasets.tabular.rows import (
     portions,
     rows_to_read,
     scratch_folder,
+    without_odd_nan,
 )
 from salientpp.datasets.tabular.sorting import Sorting
 from salientpp.store.keys import adapt_keys, key_hash
@@ -272,21 +273,10 @@ class _Reading:
                         counted.add([column.filter(pa.array(unlike)) for column in own])
                     left_out = left_out | unlike
                 arrays += [pa.array(key_hash(adapted)), *adapted]
-            arrays += [_without_odd_nan(plain_column(batch.column(name))) for name in self._columns]
+            arrays += [without_odd_nan(plain_column(batch.column(name))) for name in self._columns]
             edges = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             edges = edges.filter(pa.array(~left_out)) if left_out.any() else edges
             yield from portions([edges], self._working // _BATCH)
-
-
-def _without_odd_nan(column: Any) -> Any:
-    """Returns a column of floats in which every NaN has the same bits, so that their order does not matter. Returns other columns unchanged."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pa.types.is_floating(column.type) or pa.types.is_float16(column.type):
-        return column
-    is_nan = pc.is_nan(column)
-    return pc.if_else(is_nan, pa.scalar(float("nan"), column.type), column) if pc.any(is_nan).as_py() else column
 
 
 def _write(

@@ -252,6 +252,17 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
+def without_odd_nan(column: pa.Array) -> pa.Array:
+    """Returns a column of floats in which every NaN has the same bits, so that it is one value. Returns other columns unchanged."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_floating(column.type) or pa.types.is_float16(column.type):
+        return column
+    is_nan = pc.is_nan(column)
+    return pc.if_else(is_nan, pa.scalar(float("nan"), column.type), column) if pc.any(is_nan).as_py() else column
+
+
 @contextlib.contextmanager
 def scratch_folder(work: Path) -> Iterator[Path]:
     """Makes an empty folder in ``work`` for a ``with`` block, and removes it with its files at the end. A folder that a killed run left is emptied.
