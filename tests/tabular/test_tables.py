@@ -770,10 +770,12 @@ def test_columns_that_cannot_be_attributes_are_left_out_with_a_warning(tmp_path)
     assert sorted(data["v"].keys()) == ["key_table", "num_nodes"]
 
 
-@pytest.mark.parametrize("name", ["num_nodes", "key_table", "a/b"])
+@pytest.mark.parametrize("name", ["num_nodes", "key_table", "a/b", "n_id", "batch"])
 def test_an_attribute_with_a_name_that_stands_for_something_else_is_refused_before_rows_are_read(tmp_path, name):
     table = pa.table({"id": [1, 1], name: [1, 2]})  # with a repeated key, which is found later
-    with pytest.raises(ValueError, match=f"the attribute '{name}' of 'v' cannot have this name"):
+    with pytest.raises(
+        ValueError, match=f"'{name}' (of 'v' )?cannot (have this name|become an attribute of this name)"
+    ):
         convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "v")
     assert not [*tmp_path.iterdir()]
 
@@ -800,6 +802,23 @@ def test_other_sources_have_no_report_and_tables_no_direction(tmp_path):
         convert(f"edges:{tmp_path / 'edges.npy'}", tmp_path / "graph", report=tmp_path / "report.json")
     with pytest.raises(ValueError, match="undirected is not for tables"):
         convert(shop(tmp_path), tmp_path / "shop", undirected=True)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_rows_are_read(tmp_path):
+    table = pa.table({"id": [1, 1]})  # a repeated key, which is found later
+    described = {"nodes": {"v": {"table": table, "key": "id"}}}
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "own").write_text("")
+    with pytest.raises(ValueError, match="file exists and is not a directory"):
+        convert(described, tmp_path / "file")
+    with pytest.raises(ValueError, match="full exists and is not empty"):
+        convert(described, tmp_path / "full")
+    graph = convert({"nodes": {"v": {"table": pa.table({"id": [1]}), "key": "id"}}}, tmp_path / "graph")
+    (graph / "own").write_text("")
+    with pytest.raises(ValueError, match="graph also holds own"):
+        convert(described, graph, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "graph"]
 
 
 def test_a_complete_graph_is_replaced_only_with_overwrite(tmp_path):

@@ -112,9 +112,19 @@ def convert(
 def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
     """Returns the budget of a conversion of tables. Raises ValueError at once if ``root`` may not be written, since reading the tables takes long."""
     arrow()  # its memory is not for arrays
-    if not overwrite and has_manifest(root):
-        raise _exists(root)
+    _check_directory(root)
+    if has_manifest(root):
+        if not overwrite:
+            raise _exists(root)
+        _replaced(root)
+    elif root.is_dir() and not (root / JOURNAL).is_file() and others_in(root, (), [HALF_WRITTEN]):
+        raise ValueError(f"{root} exists and is not empty; choose another directory")
     return Budget.of(memory)
+
+
+def _check_directory(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"{root} exists and is not a directory; choose another")
 
 
 def _exists(root: Path) -> ValueError:
@@ -168,8 +178,7 @@ def write_converted(
         "dtype": dict(options.dtype),
         "finite": options.finite,
     }
-    if root.exists() and not root.is_dir():
-        raise ValueError(f"{root} exists and is not a directory; choose another")
+    _check_directory(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

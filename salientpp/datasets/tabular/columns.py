@@ -15,6 +15,7 @@ import numpy as np
 
 from salientpp.datasets.arrays import SPLITS, first_line
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable
+from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.suggestions import did_you_mean
 
 #: Kinds of staged columns.
@@ -241,6 +242,11 @@ class _Planner:
         made |= {f"{split}_mask": "split" for split in SPLITS} if has_split else {}
         made |= {planned.attribute: planned.column for planned in columns if planned.attribute != planned.column}
         for planned in columns:
+            if planned.attribute in OWN_NAMES:
+                raise ValueError(
+                    f"{self.title}: the column {planned.column!r} cannot become an attribute of this name, which batches use themselves; rename the column, "
+                    "or name it in drop"
+                )
             if planned.attribute == planned.column and planned.column in made:
                 other = made[planned.attribute]
                 raise ValueError(
