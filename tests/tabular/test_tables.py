@@ -751,6 +751,16 @@ def test_a_constant_column_of_x_is_0_whatever_the_rounding_of_its_mean(tmp_path,
         assert by_key(data, "v", "x") == {**{row: [0] for row in range(rows)}, rows: [1]}
 
 
+def test_a_split_without_training_rows_gives_a_warning(tmp_path):
+    table = pa.table({"id": [1, 2, 3], "region": ["a", "b", "c"], "split": ["TRAIN", "valid", None]})
+    with pytest.warns(
+        UserWarning, match="nodes.v: no row has 'train' in the column 'split'.*'TRAIN', 'valid'"
+    ) as warned:
+        data = converted({"nodes": {"v": {"table": table, "key": "id", "split": "split"}}}, tmp_path / "v")
+    assert by_key(data, "v", "region") == {1: -1, 2: -1, 3: -1}
+    assert any(each.filename == __file__ for each in warned if "no row has 'train'" in str(each.message))
+
+
 def test_infinity_is_no_part_of_x_in_any_split(tmp_path):
     table = pa.table({"id": [1, 2, 3], "a": [1.0, 2.0, -math.inf], "split": ["train", "train", "val"]})
     with pytest.raises(ValueError, match="'a' must be finite to become part of x, got infinity.*v id=3"):

@@ -7,6 +7,7 @@ that later data can be encoded in the same way. Facts are found in pieces of fix
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ _ROWS = 2**16
 
 #: Most categories of a column, and most bytes of their texts.
 MOST_CATEGORIES, MOST_CATEGORY_BYTES = 100_000, 2**24
+
+#: Values of a column that a warning shows.
+_SHOWN = 5
 
 #: Microseconds of a second.
 SECOND = 1_000_000
@@ -126,6 +130,27 @@ def _refuse_null(staged: StagedColumns, column: str, first: int, array: Any) -> 
             column,
             row,
             f"of {array.type} has no value in a row; set a value with fill = {{ {column} = ... }}, or name it in drop",
+        )
+
+
+def warn_without_training(staged: StagedColumns, stacklevel: int) -> None:
+    """Warns if the type has a split, and no row is of the training split."""
+    column = staged.plan.split
+    if column is None:
+        return
+    found: set[str] = set()
+    for _, (array,) in staged.batches([column]):
+        texts = array.unique().drop_null().to_pylist()
+        if "train" in texts:
+            return
+        found |= set(texts[:_SHOWN])
+    if staged.file.num_rows:
+        shown = ", ".join(map(repr, sorted(found)[:_SHOWN])) or "no values"
+        warnings.warn(
+            f"{staged.plan.title}: no row has 'train' in the column {column!r} of the split, but {shown}; so texts have no categories, and x is not "
+            "standardised. Write train, val and test",
+            UserWarning,
+            stacklevel=stacklevel + 1,
         )
 
 

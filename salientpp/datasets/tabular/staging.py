@@ -21,7 +21,7 @@ from salientpp.datasets.converted.names import check_edge_names, check_vertex_na
 from salientpp.datasets.tabular.columns import MOMENT, ColumnPlan, plan_edges, plan_nodes
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGraph
 from salientpp.datasets.tabular.doors import Table, TableBatch, open_table
-from salientpp.datasets.tabular.encodings import examine_columns
+from salientpp.datasets.tabular.encodings import examine_columns, warn_without_training
 from salientpp.datasets.tabular.joining import JoinedEdges, join_edges, missing_keys
 from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
 from salientpp.datasets.tabular.rows import RowFile
@@ -87,6 +87,8 @@ def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, prog
     progress.begin("examining columns")
     columns = staged_columns(graph, [planned.plan for planned in tables], vertices, joined)
     facts_of = steps.run("facts", dict, lambda folder: {name: examine_columns(each) for name, each in columns.items()})
+    for each in columns.values():
+        warn_without_training(each, stacklevel=8)  # the call of convert
     return describe_source(
         graph, columns, facts_of, vertices, joined, {planned.plan.title: planned.table for planned in tables}, task
     )
