@@ -797,6 +797,13 @@ def test_too_many_texts_are_no_categories(tmp_path, monkeypatch):
         convert(described, tmp_path / "shop")
 
 
+def test_too_many_bytes_of_texts_are_no_categories(tmp_path, monkeypatch):
+    monkeypatch.setattr("salientpp.datasets.tabular.encodings.MOST_CATEGORY_BYTES", 3)
+    table = pa.table({"id": [1, 2], "text": ["é", "è"]})  # two bytes each
+    with pytest.raises(ValueError, match="column 'text' must have at most .* different texts, of 3 bytes in all"):
+        convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "v")
+
+
 def test_tables_must_be_converted_before_they_are_loaded_or_partitioned(tmp_path):
     (tmp_path / "shop.toml").write_text("")
     for name in (f"tables:{tmp_path / 'shop.toml'}", str(tmp_path / "shop.toml")):

@@ -169,11 +169,11 @@ def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]
         texts = arrays[0].filter(_in_train(arrays[1])) if split else arrays[0]
         new = set(texts.unique().drop_null().to_pylist()) - found
         found |= new
-        nbytes += sum(map(len, new))
+        nbytes += sum(len(text.encode()) for text in new)
         if len(found) > MOST_CATEGORIES or nbytes > MOST_CATEGORY_BYTES:
             raise ValueError(
-                f"{staged.plan.title}: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, to become categories, but has more; "
-                "name it in drop, or make it a vertex type of its own"
+                f"{staged.plan.title}: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, of {MOST_CATEGORY_BYTES:,} bytes in "
+                "all, to become categories, but has more; name it in drop, or make it a vertex type of its own"
             )
     return sorted(found)
 
