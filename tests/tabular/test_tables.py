@@ -790,6 +790,12 @@ def test_an_attribute_with_a_name_that_stands_for_something_else_is_refused_befo
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_missing_list_of_integers_has_no_advice_to_fill_it(tmp_path):
+    table = pa.table({"id": [1, 2], "pair": [[1, 2], None]})
+    with pytest.raises(ValueError, match=r"'pair' of large_list<.*> has no value in a row; name it in drop \(v id=2\)"):
+        convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "v")
+
+
 def test_too_many_texts_are_no_categories(tmp_path, monkeypatch):
     monkeypatch.setattr("salientpp.datasets.tabular.encodings.MOST_CATEGORIES", 3)
     described = shop(tmp_path, customer={"drop": ["region"]})

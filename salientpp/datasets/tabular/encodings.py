@@ -126,10 +126,11 @@ def _refuse_nulls(staged: StagedColumns, column: str) -> None:
 def _refuse_null(staged: StagedColumns, column: str, first: int, array: Any) -> None:
     if array.null_count:
         row = first + int(array.is_null().to_numpy(zero_copy_only=False).argmax())
+        advice = "" if "list" in str(array.type) else f"set a value with fill = {{ {column} = ... }}, or "
         raise staged.error(
             column,
             row,
-            f"of {array.type} has no value in a row; set a value with fill = {{ {column} = ... }}, or name it in drop",
+            f"of {array.type} has no value in a row; {advice}name it in drop",
         )
 
 
