@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +93,18 @@ def link_scores(
     comm = comm_of(data, process_group, timeout)
     with comm.together("score links") as told:
         problem = _Problem.of(sources, targets, k, keys, exclude, memory, torch.device(device))
-        told.mine = {"k": problem.k, "width": problem.width, "targets": len(problem.target_ids)}
+        told.mine = {
+            "k": problem.k, "width": problem.width, "types": list(types), "writes": out is not None,
+            "targets": len(problem.target_ids), "largest": [_largest(problem.sources), _largest(problem.targets)],
+        }  # fmt: skip
     check_same(
-        [{name: facts[name] for name in ("k", "width")} for facts in told.everyone],
+        [{name: facts[name] for name in ("k", "width", "types", "writes")} for facts in told.everyone],
         comm.of,
         "score links with",
-        advice="pass the same k, and rows of one width, on every rank",
+        advice="pass the same k, the same types, out= or none, and rows of one width, on every rank",
     )
+    _check_range([facts["largest"] for facts in told.everyone], problem.width)
+    _check_distinct(problem.target_ids, keys[1].num_vertices, comm)
     file = None if out is None else RankFile(out, comm)
     try:
         with comm.reporting("score links"):
@@ -173,13 +179,42 @@ def _end(given: Any, name: str, keys: VertexKeys) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"rows of {name} must be floating-point numbers [{len(ids)}, d], got {rows.dtype} {list(rows.shape)}"
         )
+    rows = rows.to(torch.float32)
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError(f"rows of {name} must be finite, but some have NaN or infinity")
+        raise ValueError(f"rows of {name} must be finite, but some have NaN, or infinity in float32")
     ids = ids.to(torch.int64)
     keys.check(ids)
     if twice := _repeated(torch.sort(ids).values):
         raise ValueError(f"{name} must have each id once, but {twice[0]} comes twice; leave one out")
-    return ids, rows.to(torch.float32)
+    return ids, rows
+
+
+def _largest(rows: Tensor) -> float:
+    """Returns the largest absolute value of finite rows."""
+    return max(abs(float(each)) for each in rows.aminmax()) if rows.numel() else 0.0
+
+
+def _check_range(largest: Sequence[Sequence[float]], width: int) -> None:
+    """Raises ValueError if a score may be too large for float32. ``largest`` has the largest values of sources and of targets of each rank."""
+    source, target = (max(values) for values in zip(*largest))
+    if source * target * width > torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"scores must be finite in float32, but rows of sources reach {source:g}, and rows of targets {target:g}; scale or normalise the rows"
+        )
+
+
+def _check_distinct(target_ids: Tensor, num_vertices: int, comm: Comm) -> None:
+    """Raises ValueError if a target is given on two ranks. Collective. Each rank looks at a range of ids. ``target_ids`` [m] ascend."""
+    bounds = torch.arange(1, comm.size, device="cpu") * num_vertices // comm.size
+    ends = [0, *torch.searchsorted(target_ids, bounds).tolist(), len(target_ids)]
+    sent = [last - first for first, last in pairwise(ends)]
+    arriving = [numbers[comm.rank] for numbers in comm.gather_numbers(sent)]
+    twice = _repeated(torch.sort(comm.all_to_all(target_ids, sent, arriving).wait()).values) or [NONE]
+    for (id_,) in comm.gather_numbers(twice):
+        if id_ != NONE:
+            raise ValueError(
+                f"each target must be given on one rank, but {id_} is given on two; pass the targets of this rank's part"
+            )
 
 
 def _pairs(exclude: Any, source_ids: Tensor, keys: tuple[VertexKeys, VertexKeys]) -> Tensor:
@@ -227,10 +262,6 @@ def _gathered(problem: _Problem, comm: Comm, begin: int, counts: Sequence[int]) 
         sent = own.repeat(comm.size, *[1] * (own.dim() - 1))
         found.append(comm.all_to_all(sent, [len(own)] * comm.size, counts).wait())
     ids, order = torch.sort(found[0])
-    if twice := _repeated(ids):
-        raise ValueError(
-            f"each target must be given on one rank, but {twice[0]} is given on two; pass the targets of this rank's part"
-        )
     return ids, found[1][order].to(problem.device)
 
 

@@ -153,6 +153,29 @@ def test_a_target_on_two_ranks_is_refused(tmp_path):
     assert all("each target must be given on one rank, but 0 is given on two" in each.text for each in failed), failed
 
 
+def score_shared(rank: int, root: str, mistake: str) -> list[list[int]]:
+    """The ranks share one target, which comes in different blocks; or only one rank writes files."""
+    part, width = salientpp.load(root), 5
+    ids = torch.arange(40 + rank) if rank == 0 else torch.arange(39, ITEMS)
+    out = f"{root}-links" if mistake == "files" and rank else None
+    if mistake == "files":
+        ids = torch.arange(rank, ITEMS, 2)
+    found = salientpp.link_scores(
+        part, (torch.arange(2), torch.ones(2, width)), (ids, torch.ones(len(ids), width)), ITEMS,
+        types=TYPES, memory="1B", out=out,
+    )  # fmt: skip
+    return found.target.tolist()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"), [("target", "each target must be given on one rank, but 39 is given on two"), ("files", "out= or none")]
+)  # fmt: skip
+def test_ranks_that_disagree_are_refused_in_any_blocks(tmp_path, mistake, text):
+    salientpp.partition(graph(), 2, tmp_path / "graph", [2], 8, seeds=("user", "all"))
+    failed = distributed.run(score_shared, 2, str(tmp_path / "graph"), mistake, may_fail=True)
+    assert all(text in each.text for each in failed), failed
+
+
 def test_no_sources_and_no_targets_give_no_links():
     none, ids, rows = torch.arange(0), torch.arange(USERS), torch.ones(USERS, 5)
     for sources, targets in (none, ids), (ids, none), (none, none):
@@ -176,13 +199,21 @@ def test_no_sources_and_no_targets_give_no_links():
         ({"sources": (torch.tensor([1, 1]), torch.ones(2, 5))}, "sources must have each id once, but 1 comes twice"),
         ({"sources": (torch.arange(2), torch.ones(2, 4))}, "must have equally many columns, got 4 and 5"),
         ({"targets": (torch.tensor([ITEMS]), torch.ones(1, 5))}, "n_id must have ids of type 'item', from 0 to 69"),
+        (
+            {"sources": (torch.arange(2), torch.full((2, 5), 1e39, dtype=torch.float64))},
+            "rows of sources must be finite, but some have NaN, or infinity in float32",
+        ),
+        (
+            {"sources": (torch.arange(2), torch.full((2, 5), -1e38))},
+            "scores must be finite in float32, but rows of sources reach 1e+38",
+        ),
         ({"exclude": torch.zeros(2)}, "exclude must be integers [2, p] with ids of sources and targets"),
         ({"exclude": torch.zeros(2, 3)}, "exclude must be integers [2, p] with ids of sources and targets"),
     ],
 )
 def test_wrong_arguments_are_refused(changes, text):
     arguments: dict[str, Any] = {
-        "sources": (torch.arange(2), torch.ones(2, 5)), "targets": (torch.arange(3), torch.ones(3, 5)), "k": 2, "types": TYPES,
+        "sources": (torch.arange(2), torch.ones(2, 5)), "targets": (torch.arange(3), 2 * torch.ones(3, 5)), "k": 2, "types": TYPES,
     }  # fmt: skip
     with pytest.raises((ValueError, TypeError)) as raised:
         salientpp.link_scores(graph(), **{**arguments, **changes})
