@@ -24,8 +24,8 @@ from salientpp.suggestions import did_you_mean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Facts that depend on the time at which a table was written, or on the order of its rows.
-_OF_WRITING = ("modified", "etag", "digest")
+#: Facts that depend on when a table was written, or on the order of its rows. ``id`` is that of a lake's table.
+_OF_WRITING = ("modified", "etag", "digest", "id")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class DeltaPart:
         uri = _uri(address, base)
         table = deltalake.DeltaTable(uri)
         self.address, self._what, self._at_version = f"{shown} version {table.version()}", what, table.version()
-        self._shown = shown
+        self._shown, self._id = shown, str(table.metadata().id)
         self._dataset = table.to_pyarrow_dataset()
         self.looked = Looked(self._dataset.schema, self._dataset.count_rows())
 
@@ -87,7 +87,8 @@ class DeltaPart:
                 _raise(self._what, f"{where}, after row {first}", error)
 
     def facts(self) -> dict[str, Any]:
-        return {"address": self._shown, "version": self._at_version}
+        # A table that was removed and written again has the same numbers of versions.
+        return {"address": self._shown, "version": self._at_version, "id": self._id}
 
     def check_unchanged(self, what: str) -> None:
         """Does nothing: the files of a version never change."""
@@ -107,7 +108,8 @@ class IcebergPart:
     def read(self, schema: pa.Schema, most_rows: int) -> Iterator[tuple[pa.RecordBatch, str, int]]:
         first = 0
         try:
-            scan = self._table.scan(selected_fields=tuple(schema.names), snapshot_id=self._snapshot)
+            # Without snapshot_id, because the columns of a snapshot have the names of its time. This object keeps the snapshot that was current.
+            scan = self._table.scan(selected_fields=tuple(schema.names))
             for batch in scan.to_arrow_batch_reader():
                 for some in sliced(batch, most_rows):
                     yield some, self.address, first
