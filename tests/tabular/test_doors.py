@@ -468,6 +468,28 @@ def test_a_file_is_read_once(tmp_path):
     parquet.write_table(TABLE, tmp_path / "1.parquet")
     with pytest.raises(ValueError, match="t: its addresses name 1.parquet twice; name each file once"):
         open_table(["*.parquet", "1.parquet"], tmp_path, "t")
+    (tmp_path / "latest.parquet").symlink_to("1.parquet")
+    for other in tmp_path / "1.parquet", f"file://{tmp_path}/1.parquet", "latest.parquet":
+        with pytest.raises(
+            ValueError, match=r"t: its addresses name 1.parquet and .*, which are one; name each file once"
+        ):
+            open_table(["1.parquet", other], tmp_path, "t")
+    with pytest.raises(ValueError, match=r"1.parquet and .*latest.parquet, which are one"):
+        open_table(["."], tmp_path, "t")
+
+
+def test_a_pattern_leaves_out_no_folder(tmp_path):
+    """Spark writes each table as a folder, whose name may end in .parquet."""
+    (tmp_path / "2024.parquet").mkdir()
+    parquet.write_table(TABLE.slice(0, 9), tmp_path / "2024.parquet" / "part-0.snappy.parquet")
+    parquet.write_table(TABLE.slice(9), tmp_path / "2025.parquet")
+    text = r"t: \*.parquet also matches the folder 2024.parquet, whose files, such as 2024.parquet/part-0.snappy.parquet, would be left out; write"
+    with pytest.raises(ValueError, match=text):
+        open_table(["*.parquet"], tmp_path, "t")
+    for addresses in ["*.parquet/*", "2025.parquet"], ["2024.parquet", "2025.parquet"], ["**"], ["**/*.parquet"]:
+        assert open_table(addresses, tmp_path, "t").num_rows == N
+    (tmp_path / "2024.parquet" / "part-0.snappy.parquet").rename(tmp_path / "2024.parquet" / "_part")
+    assert open_table(["*.parquet"], tmp_path, "t").num_rows == N - 9
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

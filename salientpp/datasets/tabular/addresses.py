@@ -57,6 +57,11 @@ class TableFile:
     def is_local(self) -> bool:
         return self.system.type_name == "local"
 
+    @property
+    def identity(self) -> str:
+        """Text that is equal for two addresses of one file, such as a relative path, an absolute path and a symbolic link."""
+        return os.path.realpath(self.path) if self.is_local else self.address
+
     def now(self) -> TableFile | None:
         """Returns the file as it is now, or None if it no longer exists. Raises OSError if the file system cannot be reached."""
         handler: Any = getattr(self.system, "handler", None)
@@ -222,7 +227,7 @@ def _files_of(place: _Place, what: str, endings: Sequence[str]) -> list[TableFil
                 f"{what}: no file below {_shown(place, place.path)} ends in {', '.join(endings)} (also with .gz)",
             )
     elif place.is_pattern:
-        infos = _matches(place, what)
+        infos = _matches(place, what, endings)
     else:
         raise _missing(place, what)
     infos.sort(key=lambda info: by_numbers(info.path))
@@ -236,8 +241,8 @@ def _fixed(pattern: str) -> str:
     return pattern[: found.start()] if found else pattern
 
 
-def _matches(place: _Place, what: str) -> list[Any]:
-    """Returns the files that match a pattern, in any order."""
+def _matches(place: _Place, what: str, endings: Sequence[str]) -> list[Any]:
+    """Returns the files that match a pattern, in any order. ValueError if it also matches a folder whose files would be left out."""
     from pyarrow import fs
 
     folder = os.path.dirname(_fixed(place.path))
@@ -250,6 +255,8 @@ def _matches(place: _Place, what: str) -> list[Any]:
     files = [info for info in listed if info.is_file]
     inside = len(folder) + bool(folder) if folder != "/" else 1
     found = [info for info in files if pattern.fullmatch(info.path[inside:]) and not _is_hidden(info.path[inside:])]
+    below = [info for info in listed if not info.is_file and pattern.fullmatch(info.path[inside:])]
+    _refuse_folders(place, below, {info.path for info in found}, what, endings)
     if not found:
         names = [info.base_name for info in listed]
         some = ", ".join(sorted(names)[:5]) + (" ..." if len(names) > 5 else "")
@@ -257,6 +264,21 @@ def _matches(place: _Place, what: str) -> list[Any]:
         text = f"{what}: no file matches {_shown(place, place.path)}; the folder {_shown(place, folder)} {has}"
         raise _worded(FileNotFoundError, text)
     return found
+
+
+def _refuse_folders(place: _Place, folders: Sequence[Any], found: set[str], what: str, endings: Sequence[str]) -> None:
+    """Raises ValueError if a folder that matches a pattern has files of tables that are not ``found``. Spark writes ``orders.parquet`` as a folder."""
+    from pyarrow import fs
+
+    for folder in folders:
+        inside = place.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True, recursive=True))
+        left = sorted(info.path for info in inside if _is_data(info, folder.path, endings) and info.path not in found)
+        if left and not _is_hidden(folder.base_name):
+            shown = _shown(place, place.path)
+            raise ValueError(
+                f"{what}: {shown} also matches the folder {_shown(place, folder.path)}, whose files, such as {_shown(place, left[0])}, would be left out; "
+                f"write {shown}/* for the files of folders, or name folders and files one by one"
+            )
 
 
 def _expression(pattern: str) -> str:

@@ -7,7 +7,6 @@ times, always with the same types. Each batch tells the file and row of its rows
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,12 +174,19 @@ def open_table(tables: Sequence[object], base: Path, what: str) -> Table:
             )
     if not parts:
         raise ValueError(f"{what}: expected at least one address or object, got none")
-    twice = [
-        name for name, times in Counter(p.address for p in parts if not isinstance(p, ObjectPart)).items() if times > 1
-    ]
-    if twice:
-        raise ValueError(f"{what}: its addresses name {twice[0]} twice; name each file once")
+    _check_named_once(parts, what)
     return Table(parts, what)
+
+
+def _check_named_once(parts: Sequence[TablePart], what: str) -> None:
+    """Raises ValueError if two addresses lead to one file or table, whose rows would come twice."""
+    found: dict[str, str] = {}
+    for part in parts:
+        first = found.get(part.identity)
+        if first is not None:
+            names = f"{first} twice" if first == part.address else f"{first} and {part.address}, which are one"
+            raise ValueError(f"{what}: its addresses name {names}; name each file once")
+        found[part.identity] = part.address
 
 
 def _parts_of(address: str, base: Path, what: str) -> list[TablePart]:

@@ -63,6 +63,7 @@ class DeltaPart:
         uri = _uri(address, base)
         table = deltalake.DeltaTable(uri)
         self.address, self._what, self._at_version = f"{shown} version {table.version()}", what, table.version()
+        self.identity = f"delta:{uri}"
         self._shown, self._id = shown, str(table.metadata().id)
         self._dataset = table.to_pyarrow_dataset()
         self.looked = Looked(self._dataset.schema, self._dataset.count_rows())
@@ -102,6 +103,7 @@ class IcebergPart:
         snapshot = self._table.current_snapshot()
         self._snapshot = None if snapshot is None else snapshot.snapshot_id
         self._shown, self._what = shown, what
+        self.identity = f"iceberg:{self._table.metadata_location}"
         self.address = shown if snapshot is None else f"{shown} snapshot {self._snapshot}"
         self.looked = Looked(self._table.schema().as_arrow(), None)
 

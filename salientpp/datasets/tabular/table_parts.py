@@ -36,10 +36,12 @@ class TablePart(Protocol):
 
     Attributes:
         address: its name in errors.
+        identity: text that is equal for two addresses of one file or table.
         looked: its schema and number of rows.
     """
 
     address: str
+    identity: str
     looked: Looked
 
     def read(self, schema: pa.Schema, most_rows: int) -> Iterator[tuple[pa.RecordBatch, str, int]]:
@@ -59,7 +61,7 @@ class FilePart:
     """A file as part of the table ``what``."""
 
     def __init__(self, file: TableFile, what: str) -> None:
-        self.address, self._file, self._what = file.address, file, what
+        self.address, self.identity, self._file, self._what = file.address, file.identity, file, what
         self._format = format_of(file)
         try:
             in_file = self._format.look(file)
@@ -175,6 +177,7 @@ class ObjectPart:
 
     def __init__(self, value: Any, number: int, what: str) -> None:
         self.address, self._what, self._number = _kind_of_object(value), what, number
+        self.identity = f"object {number}"
         self._value: Any = value
         self._spooled: FilePart | None = None
         self._digest: str | None = None
