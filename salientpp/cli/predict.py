@@ -81,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_together(arguments)
+    from salientpp.predictions.destination import shown_address
+
     files = files_of(arguments, "json")
     with _job() as launch:
         device = arguments.device or launch.device
@@ -92,9 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 number = _in_batches(arguments, model, data, device, progress)
     if launch.rank == 0:
-        found = {"out": arguments.out, "rows": number, "ranks": launch.world_size}
+        out = shown_address(arguments.out)
+        found = {"out": out, "rows": number, "ranks": launch.world_size}
         contents = {"json": lambda: (json.dumps(found, indent=1) + "\n").encode()}
-        terminal.finish(files, contents, arguments.written, lambda: [f"{number:,} rows are in {arguments.out}"])
+        terminal.finish(files, contents, arguments.written, lambda: [f"{number:,} rows are in {out}"])
     return 0
 
 

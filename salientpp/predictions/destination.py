@@ -37,6 +37,15 @@ def is_address(out: str | os.PathLike[str]) -> bool:
     return isinstance(out, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", out) is not None
 
 
+def shown_address(out: str | os.PathLike[str]) -> str:
+    """Returns an address without user, password and query, which may hold secrets, and a path as it is."""
+    if not is_address(out):
+        return os.fspath(out)
+    scheme, _, rest = str(out).partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def folder_at(out: str | os.PathLike[str]) -> Folder:
     """Returns the folder of a path or an address. Nothing is created yet.
 
@@ -47,8 +56,9 @@ def folder_at(out: str | os.PathLike[str]) -> Folder:
     if not is_address(out):
         return LocalFolder(Path(out))
     address = str(out)
-    if urlsplit(address).scheme == "file":
-        return LocalFolder(Path(unquote(urlsplit(address).path)))
+    scheme, _, rest = address.partition("://")
+    if scheme.lower() == "file":  # not urlsplit, for which ? and # end the path
+        return LocalFolder(Path(unquote("/" + rest.partition("/")[2])))
     return RemoteFolder(address)
 
 
@@ -148,7 +158,7 @@ class RemoteFolder(Folder):
     """Folder at an address that pyarrow or fsspec reaches."""
 
     def __init__(self, address: str) -> None:
-        self.name = address.partition("?")[0].rstrip("/")
+        self.name = shown_address(address).rstrip("/")
         self._files, self._path = _file_system(address)
 
     def prepare(self) -> None:
@@ -186,9 +196,16 @@ class RemoteFolder(Folder):
         if not is_large:
             self._files.move(source, target)
             return
-        with self._files.open_input_stream(source) as old, self._files.open_output_stream(target) as new:
-            while chunk := old.read(_CHUNK):
-                new.write(chunk)
+        with self._files.open_input_stream(source) as old:
+            try:
+                with self._files.open_output_stream(target) as new:
+                    while chunk := old.read(_CHUNK):
+                        new.write(chunk)
+            except BaseException:
+                # The stream was closed, so that a part of the file has the final name.
+                with contextlib.suppress(Exception):
+                    self._delete(name)
+                raise
         self._delete(temporary)
 
     def _delete(self, temporary: str) -> None:
@@ -213,12 +230,12 @@ def _file_system(address: str) -> tuple[Any, str]:
     except Exception as error:
         if urlsplit(address).scheme in _OF_PYARROW:
             raise ValueError(
-                f"{address} cannot be opened ({_first_line(error)}); check the address, the network and the credentials"
+                f"{shown_address(address)} cannot be opened ({_first_line(error)}); check the address, the network and the credentials"
             ) from None
         files, path = _of_fsspec(address)
         files = fs.PyFileSystem(fs.FSSpecHandler(files))
     if not path.strip("/"):
-        raise ValueError(f"{address} must name a folder, such as s3://bucket/folder")
+        raise ValueError(f"{shown_address(address)} must name a folder, such as s3://bucket/folder")
     return files, path.rstrip("/")
 
 
@@ -229,10 +246,12 @@ def _of_fsspec(address: str) -> tuple[Any, str]:
 
         return fsspec.core.url_to_fs(address)
     except ImportError as error:
-        raise ImportError(f"{address} needs a package that is not installed: {_first_line(error)}") from error
+        raise ImportError(
+            f"{shown_address(address)} needs a package that is not installed: {_first_line(error)}"
+        ) from error
     except Exception as error:
         raise ValueError(
-            f"{address} cannot be opened ({_first_line(error)}); give a folder, or an address such as s3://bucket/folder"
+            f"{shown_address(address)} cannot be opened ({_first_line(error)}); give a folder, or an address such as s3://bucket/folder"
         ) from error
 
 
@@ -247,4 +266,5 @@ def _pyarrow_fs() -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: shown_address(found[0]), line)

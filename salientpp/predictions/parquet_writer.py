@@ -64,8 +64,12 @@ class ParquetOutput:
                 self._writer.write_table(table, row_group_size=table.num_rows)
 
     def finish(self, schema: pa.Schema) -> None:
-        """Writes the footer. A file without tables gets the columns of ``schema``."""
+        """Writes the footer and closes the file. A file without tables gets the columns of ``schema``.
+
+        An object store, or a disk that is full, may refuse the bytes only when the file is closed. The other ranks must hear of it before any file appears.
+        """
         if self._writer is None:
             self.append(schema.empty_table())
         with self._folder.naming(self._name):
             self._writer.close()
+            self._file.close()

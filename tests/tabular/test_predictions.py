@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -276,6 +280,56 @@ def test_an_address_that_cannot_be_written_is_refused_before_the_work(address, t
 def test_an_address_of_a_file_is_a_folder_on_this_disk(tmp_path):
     salientpp.inference(model(), graph(), out=f"file://{tmp_path}/my%20rows")
     assert (tmp_path / "my rows" / "part-00000.parquet").is_file()
+    salientpp.inference(model(), graph(), out=f"file://{tmp_path}/what?#1.parquet")
+    assert (tmp_path / "what?#1.parquet" / "part-00000.parquet").is_file()
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    "address", ["nowhere://me:secret@a/b", "s3://me:secret@a/b?endpoint_override=http://127.0.0.1:1"]
+)
+def test_errors_do_not_show_passwords(address):
+    with pytest.raises((ValueError, ImportError)) as raised:
+        salientpp.inference(model(), graph(), out=address)
+    assert "//a/b" in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_closed_fails_before_it_has_its_name(tmp_path, monkeypatch):
+    """An object store may refuse a file when it is closed. Every rank closes its file before any rank gives its file the name."""
+    folder = destination.LocalFolder(tmp_path)
+
+    class Refused(io.BytesIO):
+        def close(self) -> None:
+            raise OSError("refused")
+
+    monkeypatch.setattr(folder, "_open", lambda temporary: Refused())
+    with pytest.raises(OSError, match=r"/a cannot be written \(refused\)"), parquet_writer.new_parquet(folder, "a") as file:  # fmt: skip
+        file.finish(pa.schema([("id", pa.int64())]))
+        raise AssertionError("the file was taken for complete")
+
+
+def test_a_large_object_that_cannot_be_copied_leaves_no_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "temporary").write_bytes(b"12345")
+
+    class Broken:
+        """File system of S3 whose connection breaks after a part of the file."""
+
+        type_name = "s3"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(fs.LocalFileSystem(), name)
+
+        @contextlib.contextmanager
+        def open_input_stream(self, path: str) -> Iterator[Any]:
+            pieces = [b"123"]
+            yield SimpleNamespace(read=lambda size: pieces.pop())
+
+    monkeypatch.setattr(destination, "_MOST_COPIED", 1)
+    folder = destination.RemoteFolder.__new__(destination.RemoteFolder)
+    folder.name, folder._files, folder._path = "s3://a", Broken(), str(tmp_path)
+    with pytest.raises(IndexError):
+        folder._rename("temporary", "final")
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
 
 
 def test_without_pyarrow_an_error_names_the_extra(tmp_path, monkeypatch):
