@@ -50,6 +50,7 @@ class RankFile:
                 check_others(folder, "part", comm.size, f"of other ranks than the {comm.size} of this job")
                 file = stack.enter_context(new_parquet(folder, f"part-{comm.rank:05d}.parquet"))
             self._file: ParquetOutput | None = file
+            self._is_broken = False
             self._stack = stack.pop_all()
 
     @property
@@ -57,10 +58,19 @@ class RankFile:
         return self._file is not None
 
     def append(self, table: pa.Table) -> None:
-        """Appends a table as one row group. OSError if the file cannot be written."""
+        """Appends a table as one row group. OSError if the file cannot be written. Then it will not appear, because it may have a part of the table."""
         if self._file is None:
             raise RuntimeError("the file of predictions is closed; write inside the with block, or make another writer")
+        self._check_whole()
+        self._is_broken = True
         self._file.append(table)
+        self._is_broken = False
+
+    def _check_whole(self) -> None:
+        if self._is_broken:
+            raise OSError(
+                "rows could not be written to the file of predictions before; make another writer, and write all rows again"
+            )
 
     def end(self, otherwise: pa.Schema, write_rest: Callable[[], None], error: BaseException | None = None) -> None:
         """Completes the files of all ranks, or removes them if a rank has an ``error``. Later calls do nothing.
@@ -83,6 +93,7 @@ class RankFile:
                 with self._comm.together("write its predictions", RuntimeError) as told:
                     if error is not None:
                         raise error
+                    self._check_whole()
                     write_rest()
                     told.mine = {"schema": None if file.schema is None else _as_text(file.schema)}
                 schema = _agreed([facts["schema"] for facts in told.everyone]) or otherwise

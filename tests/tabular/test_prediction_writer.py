@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyarrow import parquet
 from torch_geometric.data import HeteroData
 
 import salientpp
+from salientpp.predictions import parquet_writer
 
 
 def shop(num_customers: int = 50) -> HeteroData:
@@ -123,6 +125,26 @@ def test_rows_may_change_after_they_were_written(tmp_path):
         "id": [0, 1, 2, 1, 2, 3, 2, 3, 4],
         "output": [0.0] * 3 + [1.0] * 3 + [2.0] * 3,
     }
+
+
+def test_a_table_that_was_written_in_part_never_appears(tmp_path, monkeypatch):
+    data, ids, written = shop(), torch.arange(50), []
+    write = parquet.ParquetWriter.write_table
+
+    def fails_once(self: Any, table: Any, *args: Any, **options: Any) -> None:
+        write(self, table, *args, **options)
+        written.append(table)
+        if len(written) == 1:
+            raise OSError("the connection broke")
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", fails_once)
+    monkeypatch.setattr(parquet_writer, "GROUP_ROWS", 10)
+    text = "rows could not be written to the file of predictions before; make another writer"
+    with pytest.raises(OSError, match=text), salientpp.PredictionWriter(tmp_path, data, "customer") as writer:
+        for some in ids.split(10):
+            with contextlib.suppress(OSError):
+                writer.write(some, some)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_no_rows_at_all_give_a_file_of_keys(tmp_path):
