@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,7 +200,8 @@ def _load_parameters(model: Any, file: Path) -> None:
         raise ValueError(
             f"{file}: expected a state_dict, got {type(stored).__name__}; write torch.save(model.state_dict(), FILE)"
         )
-    if stored and all(key.startswith("module.") for key in stored):  # of DistributedDataParallel
+    own = model.state_dict()
+    if stored and all(key.startswith("module.") and key not in own for key in stored):  # of DistributedDataParallel
         stored = {key.removeprefix("module."): value for key, value in stored.items()}
     try:
         model.load_state_dict(stored)
@@ -253,7 +254,9 @@ def _in_batches(arguments: argparse.Namespace, model: Any, data: Any, device: An
         for batch in loader:
             store = batch if type_ is None else batch[type_]
             outputs = run_users(arguments.model, "the model", partial(model, batch))
-            outputs = _of_seeds(outputs, store.batch_size, store.num_nodes)
+            outputs = _of_seeds(
+                outputs, store.batch_size, store.num_nodes, type_, [] if type_ is None else data.node_types
+            )
             writer.write(store.n_id[: store.batch_size], outputs)
             progress.advance()
     return _total(writer.num_rows)
@@ -278,10 +281,19 @@ def _seeds(data: Any, type_: str | None, split: str) -> Any:
     return nodes if type_ is None else (type_, nodes)
 
 
-def _of_seeds(outputs: Any, num_seeds: int, num_vertices: int) -> Any:
-    """Returns the rows of the seeds, the first ones, of what the model returned for a batch. ValueError if it has another number of rows."""
+def _of_seeds(outputs: Any, num_seeds: int, num_vertices: int, type_: str | None, types: Sequence[str]) -> Any:
+    """Returns the rows of the seeds, the first ones, of what the model returned for a batch.
+
+    Raises:
+        ValueError: it has another number of rows, or rows of other vertex types.
+    """
     from torch import Tensor
 
+    others = [name for name in outputs if name in types and name != type_] if isinstance(outputs, dict) else []
+    if others:
+        raise ValueError(
+            f"the model must return rows of the type {type_!r} of the seeds, but it also returned some of {', '.join(others)}; return those of {type_!r} alone"
+        )
     named = outputs if isinstance(outputs, dict) else {"": outputs}
     for rows in named.values():
         if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) not in (num_seeds, num_vertices):

@@ -45,6 +45,20 @@ def scores():
 def named():
     return lambda batch: {"low": batch["user"].x[:, 0], "high": -batch["user"].x[: batch["user"].batch_size]}
 
+def by_type():
+    return lambda batch: {name: batch["user"].x[: batch["user"].batch_size, 0] for name in ("user", "item")}
+
+class Wrapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = sage()
+
+    def forward(self, batch):
+        return self.module(batch.x, batch.edge_index)
+
+def wrapped():
+    return Wrapped()
+
 def short():
     return lambda batch: batch.x[:1]
 
@@ -109,6 +123,14 @@ def test_parameters_come_from_a_checkpoint(capsys, folder, form):
     check_all("a.parquet", expected(checkpoint=True))
 
 
+def test_a_model_may_have_a_part_called_module(capsys, folder):
+    state = {f"module.{name}": value for name, value in GraphSAGE(3, 4, 2, 2).state_dict().items()}
+    torch.save(state, "model.pt")
+    words = "predict models:wrapped pyg:graph.pt --out a --num-neighbors=-1,-1 --checkpoint model.pt"
+    code, _, err = run(capsys, *words.split())
+    assert code == 0, err
+
+
 def test_sampled_batches_predict_the_seeds(capsys, folder):
     for dataset in "shop", "pyg:shop.pt":
         words = ("predict", "models:scores", dataset, "--out", "scores", "--num-neighbors", "2", "--batch-size", "7")
@@ -163,6 +185,10 @@ def test_the_ranks_of_a_job_share_the_work(folder):
         ("models:sage parts --out a.parquet --checkpoint list.pt", "list.pt: expected a state_dict, got list"),
         ("models:broken parts --out a --num-neighbors 2", "models:broken: the model raised AttributeError: "),
         ("models:short parts --out a --num-neighbors 2 --batch-size 9", "a row for each of the 9 seeds of a batch"),
+        (
+            "models:by_type shop --out a --num-neighbors 2 --seeds user:all",
+            "the model must return rows of the type 'user' of the seeds, but it also returned some of item",
+        ),
         ("models:scores pyg:shop.pt --out a --num-neighbors 2 --seeds user:val", "--seeds val needs val_mask"),
         ("models:scores shop --out a --num-neighbors 2", "--seeds must name one of the vertex types user, item, as in"),
         ("models:scores shop --out a --num-neighbors 2 --seeds usr:all", "got usr. Did you mean user?"),
