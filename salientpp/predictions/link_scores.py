@@ -39,6 +39,9 @@ _BLOCK = 1024
 #: Bytes of each score of a block: the score, and its share of the copies of rows with equal scores.
 _SCORE_BYTES = 8
 
+#: Bytes of each place of a source among the best while candidates are added: ids and scores, twice, and the orders in which they are sorted.
+_PLACE_BYTES = 96
+
 
 @suggest_arguments
 def link_scores(
@@ -183,7 +186,7 @@ def _end(given: Any, name: str, keys: VertexKeys) -> tuple[Tensor, Tensor]:
     if not bool(torch.isfinite(rows).all()):
         raise ValueError(f"rows of {name} must be finite, but some have NaN, or infinity in float32")
     ids = ids.to(torch.int64)
-    keys.check(ids)
+    keys.check(ids, f"{name}", f"pass ids of {keys.in_words}")
     if twice := _repeated(torch.sort(ids).values):
         raise ValueError(f"{name} must have each id once, but {twice[0]} comes twice; leave one out")
     return ids, rows
@@ -222,11 +225,15 @@ def _pairs(exclude: Any, source_ids: Tensor, keys: tuple[VertexKeys, VertexKeys]
     none = torch.empty((2, 0), dtype=torch.int64, device="cpu")
     if exclude is None:
         exclude = none
-    if not isinstance(exclude, Tensor) or exclude.dim() != 2 or len(exclude) != 2 or exclude.is_floating_point():
+    is_pairs = isinstance(exclude, Tensor) and exclude.dim() == 2 and len(exclude) == 2
+    if not is_pairs or exclude.is_floating_point() or exclude.dtype == torch.bool:
         form = f"{exclude.dtype} {list(exclude.shape)}" if isinstance(exclude, Tensor) else type(exclude).__name__
         raise TypeError(f"exclude must be integers [2, p] with ids of sources and targets, got {form}")
+    given = exclude.detach().to("cpu", torch.int64)
+    for ids, of in zip(given, keys):
+        of.check(ids, "exclude", "pass ids of sources, then ids of targets")
     own = source_ids.expand(2, -1) if keys[0].type_ == keys[1].type_ else none
-    return torch.cat([exclude.detach().to("cpu", torch.int64), own], dim=1)
+    return torch.cat([given, own], dim=1)
 
 
 def _best(problem: _Problem, comm: Comm, numbers: Sequence[int]) -> LinkScores:
@@ -242,7 +249,8 @@ def _best(problem: _Problem, comm: Comm, numbers: Sequence[int]) -> LinkScores:
     # A target's row is held as sent to each rank, as received, and in order.
     row_bytes = (8 + 4 * d) * 3 + _SCORE_BYTES * min(_BLOCK, 64)
     each = max(1, least // 2 // row_bytes // comm.size)
-    rows_of_block = max(1, min(_BLOCK, least // 2 // (_SCORE_BYTES * each * comm.size + 4 * d)))
+    source_bytes = _SCORE_BYTES * each * comm.size + 4 * d + _PLACE_BYTES * k
+    rows_of_block = max(1, min(_BLOCK, least // 2 // source_bytes))
     for begin in range(0, max(numbers), each):
         counts = [max(0, min(each, number - begin)) for number in numbers]
         ids, rows = _gathered(problem, comm, begin, counts)

@@ -43,12 +43,12 @@ class VertexKeys:
     def in_words(self) -> str:
         return "the graph" if self.type_ is None else f"type {self.type_!r}"
 
-    def check(self, n_id: Tensor) -> None:
-        """Raises ValueError if an id is outside the type."""
+    def check(self, n_id: Tensor, name: str = "n_id", advice: str = "pass batch.n_id of the seeds") -> None:
+        """Raises ValueError if an id is outside the type. ``name`` is the argument, and ``advice`` what to do."""
         wrong = (n_id < 0) | (n_id >= self.num_vertices)
         if bool(wrong.any()):
             raise ValueError(
-                f"n_id must have ids of {self.in_words}, from 0 to {self.num_vertices - 1}, got {int(n_id[wrong][0])}; pass batch.n_id of the seeds"
+                f"{name} must have ids of {self.in_words}, from 0 to {self.num_vertices - 1}, got {int(n_id[wrong][0])}; {advice}"
             )
 
 

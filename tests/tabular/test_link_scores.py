@@ -198,7 +198,7 @@ def test_no_sources_and_no_targets_give_no_links():
         ({"sources": (torch.arange(3), torch.ones(2, 5))}, "rows of sources must be floating-point numbers [3, d]"),
         ({"sources": (torch.tensor([1, 1]), torch.ones(2, 5))}, "sources must have each id once, but 1 comes twice"),
         ({"sources": (torch.arange(2), torch.ones(2, 4))}, "must have equally many columns, got 4 and 5"),
-        ({"targets": (torch.tensor([ITEMS]), torch.ones(1, 5))}, "n_id must have ids of type 'item', from 0 to 69"),
+        ({"targets": (torch.tensor([ITEMS]), torch.ones(1, 5))}, "targets must have ids of type 'item', from 0 to 69"),
         (
             {"sources": (torch.arange(2), torch.full((2, 5), 1e39, dtype=torch.float64))},
             "rows of sources must be finite, but some have NaN, or infinity in float32",
@@ -208,6 +208,14 @@ def test_no_sources_and_no_targets_give_no_links():
             "scores must be finite in float32, but rows of sources reach 1e+38",
         ),
         ({"exclude": torch.zeros(2)}, "exclude must be integers [2, p] with ids of sources and targets"),
+        (
+            {"exclude": torch.tensor([[60], [3]])},
+            "exclude must have ids of type 'user', from 0 to 39, got 60; pass ids of sources, then",
+        ),
+        (
+            {"exclude": torch.ones(2, 3, dtype=torch.bool)},
+            "exclude must be integers [2, p] with ids of sources and targets",
+        ),
         ({"exclude": torch.zeros(2, 3)}, "exclude must be integers [2, p] with ids of sources and targets"),
     ],
 )
@@ -232,3 +240,12 @@ def test_memory_bounds_the_blocks(monkeypatch):
     ids, rows = torch.arange(5000), torch.ones(5000, 64)
     salientpp.link_scores(data, (ids, rows), (ids, rows), 2, memory="8MiB")
     assert len(found) > 5 and max(found) <= 2**23
+
+
+def test_memory_bounds_the_best_targets_that_are_sorted(monkeypatch):
+    """A source has k places. Their ids, scores and orders are held while candidates are added, 96 bytes for each place."""
+    found: list[int] = []
+    monkeypatch.setattr(module, "add_candidates", lambda best, first, scores, targets: found.append(len(scores)))
+    data, ids, rows = random_data(num_vertices=3000, num_edges=10), torch.arange(3000), torch.ones(3000, 4)
+    salientpp.link_scores(data, (ids, rows), (ids, rows), 2500, memory="8MiB")
+    assert max(found) * 2500 * 96 <= 2**23
