@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,3 +183,23 @@ def test_files_of_a_web_server_are_a_table(store):
     with pytest.raises(OSError, match=r"t: http://.*part-0.parquet") as caught:
         keys_of(table)
     assert "secret" not in str(caught.value)
+
+
+def test_a_file_of_a_web_server_that_changed_is_found_out(tmp_path):
+    package("aiohttp")
+    (tmp_path / "t.csv").write_text("id\n1\n")
+    os.utime(tmp_path / "t.csv", (1e9, 1e9))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}/t.csv"
+            table = open_table([address], tmp_path, "t")
+            table.check_unchanged()
+            assert open_table([address], tmp_path, "t").facts() == table.facts()
+            (tmp_path / "t.csv").write_text("id\n2\n")
+            with pytest.raises(ValueError, match="t.csv changed while it was read: its etag was"):
+                table.check_unchanged()
+            assert open_table([address], tmp_path, "t").facts() != table.facts()
+        finally:
+            server.shutdown()

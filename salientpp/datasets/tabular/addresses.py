@@ -354,8 +354,15 @@ def _file_of(system: Any, info: Any, address: str, folders: tuple[tuple[str, str
     if system.type_name == "s3":
         etag = _etag_of(system, info.path)
     elif hasattr(getattr(system, "handler", None), "fs"):
-        etag = system.handler.fs.ukey(info.path)
+        etag = _version_of(system.handler.fs, info.path)
     return TableFile(address, system, info.path, info.size, info.mtime_ns, etag, folders)
+
+
+def _version_of(files: Any, path: str) -> str:
+    """Returns what a file system of fsspec tells of a file's version. For a file of a web server, ``ukey`` is the same for all versions."""
+    about = files.info(path)
+    told = [str(about[name]) for name in ("ETag", "Content-MD5", "Digest", "Last-Modified") if about.get(name)]
+    return " ".join(told) or files.ukey(path)
 
 
 def _etag_of(system: Any, path: str) -> str | None:
