@@ -266,6 +266,18 @@ def test_a_graph_without_keys_keeps_its_version(shop, tmp_path):
         part.keys_of(torch.tensor([0]), "order")
 
 
+def test_integers_above_2_63_are_found_in_lists(tmp_path):
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3, x=torch.ones(3, 1))
+    values = [2**63, 2**64 - 1, 5]
+    data.key_table = KeyTable(write_keys(tmp_path / "keys.arrow", pa.table({"id": pa.array(values, pa.uint64())})))
+    salientpp.partition(data, 1, tmp_path / "graph", FANOUTS, BATCH)
+    part = salientpp.load(tmp_path / "graph")
+    for keys in values, {"id": values}:
+        assert part.original_id(part.ids_of(keys)).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="these cannot be read as keys"):
+        part.ids_of([2**64])
+
+
 def test_a_homogeneous_graph_stores_keys(tmp_path):
     table = pa.table({"id": pa.array([30, 10, 20, 50])})
     data = Data(x=torch.zeros(4, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]))

@@ -204,7 +204,7 @@ def read_keys(keys: Any, names: Sequence[str], what: str) -> pa.Table:
     try:
         if isinstance(given, Mapping):
             _check_columns([*given], names, what)
-            return pyarrow.table({name: given[name] for name in names})
+            return pyarrow.table({name: _column(given[name]) for name in names})
         if isinstance(given, pyarrow.RecordBatch):
             given = pyarrow.Table.from_batches([given])
         column = None if isinstance(given, pyarrow.Table) else _column(given)
@@ -240,7 +240,10 @@ def _column(values: Any) -> pa.ChunkedArray:
         raise TypeError("a single value; put it into a list")
     if isinstance(values, (pyarrow.Array, pyarrow.ChunkedArray)) or hasattr(values, "__arrow_c_stream__"):
         return pyarrow.chunked_array([values] if isinstance(values, pyarrow.Array) else values)
-    return pyarrow.chunked_array([pyarrow.array(values)])
+    try:
+        return pyarrow.chunked_array([pyarrow.array(values)])
+    except OverflowError:  # integers above 2^63
+        return pyarrow.chunked_array([pyarrow.array(values, pyarrow.uint64())])
 
 
 def _flat(values: pa.Array) -> np.ndarray:
