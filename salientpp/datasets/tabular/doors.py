@@ -23,7 +23,7 @@ from salientpp.suggestions import did_you_mean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Facts that depend on when a table was written, or on the order of its rows. ``id`` is that of a lake's table.
+#: Facts that depend on when a table was written, or on the order of its rows. Delta makes a new ``id`` for each table.
 _OF_WRITING = ("modified", "etag", "digest", "id")
 
 
