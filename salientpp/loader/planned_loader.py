@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
@@ -21,7 +20,6 @@ from salientpp.loader.announcement import Announced
 from salientpp.loader.construction import engine_together, free_working_memory, reported, ways_of
 from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.values import EXCLUDED, Options, is_given
-from salientpp.ops import MAP_BUDGET_BYTES
 from salientpp.processes import outside_inference
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.facts import check_same
@@ -30,7 +28,7 @@ from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.lookahead.planner import prior_bytes
 from salientpp.ways.planner.calibrate import measure_few
-from salientpp.ways.planner.choices import Budget, Choice, index_bytes
+from salientpp.ways.planner.choices import Budget, Choice, beside_copies, index_bytes
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import MemoryPlan
 from salientpp.ways.sums.check import why_no_sums
@@ -141,7 +139,7 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
     sums = bool(books) and "sums" in options.memory_allow and why_no_sums(data, source) is None
     sums = sums and not _is_excluded("partial_aggregation", options)
-    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, **_beside_copies(basis)}
+    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, **beside_copies(basis)}
     told = comm.gather_facts(own, task="plan its memory")
     looks_ahead, prior = all(facts["looks_ahead"] for facts in told), 0
     if looks_ahead and options.memory and given.get("cache", 1):
@@ -160,29 +158,6 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
         sums="mean" if all(facts["sums"] for facts in told) else None,
         given=given,
     )
-
-
-#: Bytes of a rank's memory for each of its seeds: its id, and its place in the order of an epoch.
-_SEED_BYTES = 16
-
-
-def _beside_copies(basis: Basis) -> dict[str, int]:
-    """Returns those fields of :class:`Budget` by which the budget of a rank that only trains is for all its memory but batches. They are 0 for other ranks."""
-    source, placement = basis.source, basis.epochs.placement
-    books = [source.books[type_] for type_ in source.travelling]
-    if not (placement.num_storage_ranks and placement.logical_ranks and books):
-        return {"tables": 0, "num_rows": 0, "row_bytes": 0}
-    # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
-    table = 4 * sum(book.num_vertices for book in source.books.values())
-    has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
-    inputs: Any = source.seeds.inputs
-    num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
-    of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
-    return {
-        "tables": of_rank * basis.ranks_on_host,
-        "num_rows": sum(book.num_vertices for book in books),
-        "row_bytes": max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
-    }
 
 
 def _is_excluded(option: str, options: Options) -> bool:

@@ -643,7 +643,7 @@ def _fail(rank: int, root: str, out: str) -> dict[str, str]:
             model.convs[1].register_forward_hook(_fail_at(18))  # the trial makes 16 calls
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and how == "file":
-                patch.setattr("salientpp.layerwise.layer_run.written_whole", _no_space)
+                patch.setattr("salientpp.layerwise.parts.written_whole", _no_space)
             try:
                 salientpp.inference(model, part, **options)
             except Exception as error:

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch_geometric.sampler import NodeSamplerInput
+
 from salientpp.arguments import as_real
+from salientpp.engine.basis import Basis
 from salientpp.engine.way import Way
+from salientpp.ops import MAP_BUDGET_BYTES
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
@@ -114,6 +118,29 @@ def index_bytes_of(num_vertices: int, num_parts: int) -> int:
     """Returns the bytes of a cache's index for one vertex type."""
     # Each set of ids has a word of 8 bytes for 32 ids. α rounds to less than one byte for each part.
     return 8 * -(-num_vertices // 32) + num_parts
+
+
+#: Bytes of a rank's memory for each of its seeds: its id, and its place in the order of an epoch.
+_SEED_BYTES = 16
+
+
+def beside_copies(basis: Basis) -> dict[str, int]:
+    """Returns those fields of :class:`Budget` by which the budget of a rank that only trains is for all its memory but batches. They are 0 for other ranks."""
+    source, placement = basis.source, basis.epochs.placement
+    books = [source.books[type_] for type_ in source.travelling]
+    if not (placement.num_storage_ranks and placement.logical_ranks and books):
+        return {"tables": 0, "num_rows": 0, "row_bytes": 0}
+    # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
+    table = 4 * sum(book.num_vertices for book in source.books.values())
+    has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
+    inputs: Any = source.seeds.inputs
+    num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
+    of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
+    return {
+        "tables": of_rank * basis.ranks_on_host,
+        "num_rows": sum(book.num_vertices for book in books),
+        "row_bytes": max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
+    }
 
 
 @dataclass(frozen=True)
