@@ -19,7 +19,6 @@ from salientpp.loader.announcement import Announced, following
 from salientpp.loader.values import Options
 from salientpp.ops import return_freed_memory
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.ranks.groups import Circle
 from salientpp.ranks.roll import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.stored import is_remote
@@ -109,7 +108,6 @@ def free_working_memory(data: Any) -> None:
         if data.topology == "whole" and not data.is_hetero:
             data.graph.forget_transpose()  # as large as the topology
         data.stored_vip.release_pages()
-        Circle.forget_ended()
         return_freed_memory()
 
 

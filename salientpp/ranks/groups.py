@@ -11,11 +11,9 @@ stream waits for them.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
-import time
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -27,8 +25,8 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.job import Job
 
-#: Number of the latest collectives that are kept alive after they have ended, and the seconds after which gloo's thread has surely released one.
-_HELD, _SURELY_RELEASED = 4, 1.0
+#: Number of the latest collectives that are kept alive after they have ended.
+_HELD = 4
 
 #: If this many groups are leased, garbage is collected before another is leased, because it may contain loaders.
 _MANY_LEASED = 4
@@ -44,7 +42,7 @@ class Groups:
         number: number of the group among all groups of the same ranks. All these ranks give it the same number.
         broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
         under_way: collectives of ``host`` whose end no caller has waited for.
-        held: collectives of ``host`` that ended last, kept alive for a while (:meth:`end` says why), and when they ended.
+        held: collectives of ``host`` that ended last, kept alive for a while (:meth:`end` says why).
         made: True if this process has made at least one :class:`Groups`.
     """
 
@@ -54,7 +52,7 @@ class Groups:
     free: bool = False
     broken: bool = False
     under_way: set[dist.Work] = field(default_factory=set)
-    held: deque[tuple[float, dist.Work]] = field(default_factory=lambda: deque(maxlen=_HELD))
+    held: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=_HELD))
     made: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -82,16 +80,8 @@ class Groups:
         the tensors, and would abort the process if the interpreter is exiting. So the latest collectives are kept.
         """
         if work in self.under_way:  # otherwise another caller has waited for it
-            self.held.append((time.monotonic(), work))
+            self.held.append(work)
             self.under_way.discard(work)
-
-    def forget_ended(self) -> None:
-        """Frees the tensors of collectives that ended a while ago. Plans send large ones, and their group may have no later collectives."""
-        before = time.monotonic() - _SURELY_RELEASED
-        for ended, work in [*self.held]:
-            if ended < before:
-                with contextlib.suppress(ValueError):  # another thread has removed it
-                    self.held.remove((ended, work))
 
     @property
     def others(self) -> list[int]:
@@ -141,14 +131,6 @@ class Circle:
     @classmethod
     def of(cls, job: Job, ranks: tuple[int, ...]) -> Circle:
         return cls.known.setdefault(job, {}).setdefault(ranks, cls())
-
-    @classmethod
-    def forget_ended(cls) -> None:
-        """Frees the tensors of all collectives of this process that ended a while ago."""
-        for circles in [*cls.known.values()]:
-            for circle in [*circles.values()]:
-                for groups in [*circle.groups.values()]:
-                    groups.forget_ended()
 
     def free(self, over: str) -> list[int]:
         """Returns the numbers of the groups that no loader uses and that exchange rows ``over`` this backend, ascending."""
