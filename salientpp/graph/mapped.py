@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -99,23 +99,26 @@ def _maps_over(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, Pa
 
 def _untouched(ranges: set[str]) -> set[str]:
     """Returns those of the mappings ``ranges`` (such as '7f00-7f40') to which the process has not written."""
+    if not ranges:
+        return set()
+    with open("/proc/self/smaps", errors="surrogateescape") as maps:
+        return _unwritten_of(ranges, maps)
+
+
+def _unwritten_of(ranges: set[str], smaps: Iterable[str]) -> set[str]:
+    """Returns those of ``ranges`` without private pages, in memory or swapped out, by the lines of smaps. Reads no further than needed."""
     found: set[str] = set()
     left, inside = set(ranges), None
-    if not left:
-        return found
-    with open("/proc/self/smaps", errors="surrogateescape") as maps:
-        for line in maps:
-            name = line.partition(" ")[0]
-            if name in left:
-                inside = name
-            elif inside is not None and name == "Anonymous:":
-                left.discard(inside)
-                if line.split()[1] == "0":
-                    found.add(inside)
-            elif inside is not None and name == "Swap:":  # later; written pages may be there
-                if line.split()[1] != "0":
-                    found.discard(inside)
-                inside = None
-                if not left:
-                    break
+    for line in smaps:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):  # a mapping begins
+            if not left:
+                break
+            inside = name if name in left else None
+            left.discard(name)
+        elif inside is not None and name == "Anonymous:":
+            if rest.split()[0] == "0":
+                found.add(inside)
+        elif inside is not None and name == "Swap:" and rest.split()[0] != "0":
+            found.discard(inside)
     return found

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from salientpp.graph.mapped import nothing, releaser
+from salientpp.graph.mapped import _unwritten_of, nothing, releaser
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -58,3 +58,16 @@ def test_arrays_in_memory_stay(array):
     assert releaser(array) is nothing
     nothing()
     assert torch.equal(array, expected)
+
+
+@pytest.mark.parametrize("has_swap", [True, False])
+def test_written_pages_count_also_when_they_are_swapped_out(has_swap):
+    """Lines as Linux writes them. A system without swap may leave out the last one."""
+    pages = {"1-2": (0, 0), "3-4": (8, 0), "5-6": (0, 8 * has_swap), "7-8": (0, 0), "9-a": (8, 8)}
+    lines = []
+    for name, (anonymous, swap) in pages.items():
+        lines += [f"{name} rw-p 00000000 08:01 7 /file\n", "Rss: 8 kB\n", f"Anonymous: {anonymous} kB\n"]
+        lines += [f"Swap: {swap} kB\n"] * has_swap + ["VmFlags: rd wr\n"]
+    for wanted in ({"1-2"}, {"3-4", "5-6"}, {"3-4", "5-6", "7-8"}, set(pages), {"9-a"}):
+        expected = {name for name in wanted if pages[name] == (0, 0)}
+        assert _unwritten_of(wanted, lines) == expected
