@@ -32,7 +32,7 @@ from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import WIDE, Narrow
 from salientpp.store.rows import TensorRows
-from salientpp.ways.planner.choices import Budget, Choice, beside_copies, index_bytes
+from salientpp.ways.planner.choices import Beside, Budget, Choice, index_bytes
 from salientpp.ways.planner.machines import LINKS, Link, Machines
 from salientpp.ways.planner.plan import best_of, lines_of, slowest
 from salientpp.ways.planner.result import Line
@@ -305,8 +305,9 @@ def _predictions(
         budgets = budgets or sorted({round_up(share * whole) for share in SHARES})  # of the first kind
         if all(book.num_parts == 1 for book in kind.job.held.values()):
             budgets = budgets[:1]  # the host has all rows
+        beside = Beside.largest(Beside.of(_basis(kind, engine.basis, machines)) for engine in kind.job.engines)
         choices = {
-            (memory, on_device): _choices(kind, memory, on_device, machines)
+            (memory, on_device): _choices(kind, memory, on_device, beside)
             for memory in budgets
             for on_device in question.device_memory
         }
@@ -345,18 +346,13 @@ def _storage(numbers: Sequence[int], kind: _Kind, machines: Machines, question: 
         yield StorageHosts.of(number, kind.job, kind.widths, link, question.storage_price, divides)
 
 
-def _choices(kind: _Kind, memory: int, device_memory: int, machines: Machines) -> list[Choice]:
+def _choices(kind: _Kind, memory: int, device_memory: int, beside: Beside) -> list[Choice]:
     """Returns the combinations of caches and other methods that fit these bytes. The first is one static cache in all of them; no cache is among them."""
     held = kind.job.held
     smallest = {type_: min(map(book.size_of, range(book.num_parts))) for type_, book in held.items()}
     remote = sum((book.num_vertices - smallest[type_]) * kind.widths[type_] for type_, book in held.items())
-    of_ranks = [beside_copies(_basis(kind, engine.basis, machines)) for engine in kind.job.engines]
-    tables, rows, row_bytes = (
-        max(of_rank[name] for of_rank in of_ranks) for name in ("tables", "num_rows", "row_bytes")
-    )
-    budget = Budget(
-        memory, device_memory, all_rows=remote, index=index_bytes(held.values()), tables=tables, num_rows=rows, row_bytes=row_bytes, sums=kind.sums
-    )  # fmt: skip
+    index = index_bytes(held.values())
+    budget = Budget(memory, device_memory, all_rows=remote, index=index, beside=beside, sums=kind.sums)
     return [*dict.fromkeys([*budget.choices(), Choice()])]
 
 

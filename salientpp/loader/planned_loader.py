@@ -28,7 +28,7 @@ from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.lookahead.planner import prior_bytes
 from salientpp.ways.planner.calibrate import measure_few
-from salientpp.ways.planner.choices import Budget, Choice, beside_copies, index_bytes
+from salientpp.ways.planner.choices import Beside, Budget, Choice, index_bytes
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import MemoryPlan
 from salientpp.ways.sums.check import why_no_sums
@@ -139,7 +139,7 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
     sums = bool(books) and "sums" in options.memory_allow and why_no_sums(data, source) is None
     sums = sums and not _is_excluded("partial_aggregation", options)
-    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, **beside_copies(basis)}
+    own = {"all_rows": all_rows, "looks_ahead": looks_ahead, "sums": sums, "beside": Beside.of(basis)}
     told = comm.gather_facts(own, task="plan its memory")
     looks_ahead, prior = all(facts["looks_ahead"] for facts in told), 0
     if looks_ahead and options.memory and given.get("cache", 1):
@@ -152,7 +152,7 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
         device_memory=options.memory_device or 0,
         all_rows=max(facts["all_rows"] for facts in told),
         index=index_bytes(books.values()),
-        **{name: max(facts[name] for facts in told) for name in ("tables", "num_rows", "row_bytes")},
+        beside=Beside.largest(facts["beside"] for facts in told),
         looks_ahead=looks_ahead,
         prior=prior,
         sums="mean" if all(facts["sums"] for facts in told) else None,

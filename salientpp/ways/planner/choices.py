@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -124,23 +124,47 @@ def index_bytes_of(num_vertices: int, num_parts: int) -> int:
 _SEED_BYTES = 16
 
 
-def beside_copies(basis: Basis) -> dict[str, int]:
-    """Returns those fields of :class:`Budget` by which the budget of a rank that only trains is for all its memory but batches. They are 0 for other ranks."""
-    source, placement = basis.source, basis.epochs.placement
-    books = [source.books[type_] for type_ in source.travelling]
-    if not (placement.num_storage_ranks and placement.logical_ranks and books):
-        return {"tables": 0, "num_rows": 0, "row_bytes": 0}
-    # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
-    table = 4 * sum(book.num_vertices for book in source.books.values())
-    has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
-    inputs: Any = source.seeds.inputs
-    num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
-    of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
-    return {
-        "tables": of_rank * basis.ranks_on_host,
-        "num_rows": sum(book.num_vertices for book in books),
-        "row_bytes": max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
-    }
+class Beside(NamedTuple):
+    """Needs besides copies that the budget of a host that only trains includes. So the budget is for all memory of the host but that of batches.
+
+    Attributes:
+        tables: bytes of the seeds, and of the tables of the threads that draw.
+        num_rows, row_bytes: number of the rows that may be cached, and bytes of the smallest. They bound the ids of cached rows. 0: ids are not included.
+    """
+
+    tables: int = 0
+    num_rows: int = 0
+    row_bytes: int = 0
+
+    @classmethod
+    def of(cls, basis: Basis) -> Beside:
+        """Returns the values of a rank. They are 0 unless other ranks store its rows."""
+        source, placement = basis.source, basis.epochs.placement
+        books = [source.books[type_] for type_ in source.travelling]
+        if not (placement.num_storage_ranks and placement.logical_ranks and books):
+            return cls()
+        # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
+        table = 4 * sum(book.num_vertices for book in source.books.values())
+        has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
+        inputs: Any = source.seeds.inputs
+        num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
+        of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
+        return cls(
+            of_rank * basis.ranks_on_host,
+            sum(book.num_vertices for book in books),
+            max(1, min(source.row_bytes[type_] for type_ in source.travelling)),
+        )
+
+    @classmethod
+    def largest(cls, of_ranks: Iterable[Sequence[int]]) -> Beside:
+        """Returns the largest of the values of several ranks."""
+        return cls(*map(max, zip(*of_ranks)))
+
+    def bytes_of(self, memory: int) -> int:
+        """Returns the bytes of a budget that are not for copies: seeds and tables, which get at most half, and ids of as many rows as fit into the rest."""
+        tables = min(self.tables, memory // 2)
+        most = -(-(memory - tables) // (_ID_BYTES + self.row_bytes)) if self.row_bytes else 0
+        return tables + _ID_BYTES * min(most, self.num_rows)
 
 
 @dataclass(frozen=True)
@@ -152,8 +176,7 @@ class Budget:
         device_memory: bytes of a rank's device.
         all_rows: bytes of all rows of other parts. A larger cache holds no more.
         index: bytes of the index of cached rows, which every cache needs beside its rows.
-        tables: bytes of the seeds and of the tables of the threads that draw, if the budget is for all memory of a host without rows of its own.
-        num_rows, row_bytes: number of the rows of other parts and bytes of the smallest, if the budget is also for the ids of cached rows. 0: it is not.
+        beside: needs that the budget includes besides copies.
         looks_ahead: True if a lookahead cache is possible.
         prior: bytes of the probabilities that a lookahead cache needs beside its share of the budget.
         sums: reduction that sums may use; None: no sums.
@@ -164,20 +187,11 @@ class Budget:
     device_memory: int = 0
     all_rows: int = 0
     index: int = 0
-    tables: int = 0
-    num_rows: int = 0
-    row_bytes: int = 0
+    beside: Beside = Beside()  # noqa: RUF009  # immutable
     looks_ahead: bool = True
     prior: int = 0
     sums: str | None = None
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def beside(self) -> int:
-        """Bytes of :attr:`memory` that are not for copies: seeds and tables, which get at most half, and the ids of as many rows as fit into the rest."""
-        tables = min(self.tables, self.memory // 2)
-        most = -(-(self.memory - tables) // (_ID_BYTES + self.row_bytes)) if self.row_bytes else 0
-        return tables + _ID_BYTES * min(most, self.num_rows)
 
     def choices(self) -> list[Choice]:
         """Returns the combinations to compare, each once. The first is the static cache in the whole budget."""
@@ -186,7 +200,7 @@ class Budget:
     def _all(self) -> Iterator[Choice]:
         for own, cached in self._on_device():
             # Copies on the device have an index of their own, which the host holds too.
-            left = self.memory - self.beside - (2 if cached else 1) * self.index
+            left = self.memory - self.beside.bytes_of(self.memory) - (2 if cached else 1) * self.index
             cache, ahead = (max(0, min(left - beside, self.all_rows)) for beside in (0, self.prior))
             cache = ahead if self.given.get("lookahead") else cache
             on_device: dict[str, Any] = {"device_rows": own, "device_cache": cached}

@@ -99,7 +99,7 @@ def plan_together(
     ordered = sorted(now, key=lambda line: line.cost.seconds)
     device_saves = saves[1] if len(saves) > 1 else None
     of_budget = budget.memory, budget.device_memory, saves[0], device_saves
-    return MemoryPlan(chosen, ordered, batch, machines, *of_budget, beside=budget.beside)
+    return MemoryPlan(chosen, ordered, batch, machines, *of_budget, beside=budget.beside.bytes_of(budget.memory))
 
 
 def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, int]:

@@ -12,7 +12,7 @@ from salientpp.loader.values import Options
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
-from salientpp.ways.planner.choices import Budget, Choice
+from salientpp.ways.planner.choices import Beside, Budget, Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.plan import best_of, slowest
@@ -34,11 +34,11 @@ def test_no_choice_takes_more_than_the_budget():
 @pytest.mark.parametrize(("memory", "tables"), [(10**6, 160_000), (10**5, 160_000), (0, 160_000), (10**6, 0)])
 def test_a_host_that_only_trains_has_its_ids_and_tables_within_the_budget(memory, tables):
     row = 92
-    budget = Budget(memory, tables=tables, num_rows=10**9, row_bytes=row, all_rows=10**12, looks_ahead=False)
+    budget = Budget(memory, beside=Beside(tables, 10**9, row), all_rows=10**12, looks_ahead=False)
     (choice,) = budget.choices()
     needed = choice.cache + 8 * (choice.cache // row) + min(tables, memory // 2)
     assert memory - 200 <= needed <= memory or not memory, "no more is kept free than a row takes"
-    few = dataclasses.replace(budget, num_rows=10)
+    few = dataclasses.replace(budget, beside=Beside(tables, 10, row))
     assert few.choices()[0].cache == memory - min(tables, memory // 2) - (80 if memory else 0)
 
 
