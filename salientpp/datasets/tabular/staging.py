@@ -27,6 +27,7 @@ from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertic
 from salientpp.datasets.tabular.rows import RowFile
 from salientpp.datasets.tabular.source import StagedGraph, describe_source, staged_columns
 from salientpp.datasets.tabular.steps import Steps, working_folder
+from salientpp.processes import lazy
 from salientpp.progress import Progress
 from salientpp.store.directory.owned import hidden_name
 
@@ -41,7 +42,7 @@ class PlannedTable:
     plan: ColumnPlan
     progress: Progress
 
-    @property
+    @lazy
     def schema(self) -> Any:
         """Arrow schema of the columns as they are read."""
         import pyarrow
