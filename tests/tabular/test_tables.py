@@ -599,6 +599,7 @@ def test_times_are_microseconds_if_one_has_a_fraction_of_a_second(tmp_path):
         ),
         ({"fill": {"churned": "no"}}, {}, "fill must have a value of bool for 'churned', got 'no'"),
         ({"fill": {"visits": 10**30}}, {}, "fill must have a value of int64 for 'visits', got 1000000"),
+        ({"fill": {"visits": 0.5}}, {}, "fill must have a value of int64 for 'visits', got 0.5"),
         ({"drop": ["emial"]}, {}, "drop must name columns.*'emial'.*Did you mean email"),
         ({}, {"source": ["customer_id", "order_id"]}, "source must name 1 columns, as many as the key of customer"),
         ({}, {"dangling": "ignore"}, 'dangling must be "error" or "drop" or "add"'),

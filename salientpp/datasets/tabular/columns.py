@@ -278,6 +278,9 @@ class _Planner:
 
         value = self._fill[name]
         if not is_moment:
+            # pyarrow would leave out the fraction without a word.
+            if isinstance(value, float) and pyarrow.types.is_integer(type_) and not value.is_integer():
+                raise pyarrow.ArrowInvalid(f"{value} is not an integer")
             return pyarrow.scalar(value, type_)
         if not isinstance(value, date):
             raise pyarrow.ArrowInvalid("write a date or a timestamp, without quotes in TOML")
