@@ -241,6 +241,7 @@ def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
     Raises ValueError if a row of any split is infinite.
     """
     least, most = math.inf, -math.inf
+    count, sums = 0, []
     for first, values, counts in _values(staged, column):
         wrong = np.isinf(values)
         if wrong.any():
@@ -248,12 +249,13 @@ def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
             raise staged.error(
                 column, row, "must be finite to become part of x, got infinity; correct it, or name it in drop"
             )
-        least, most = (float(of(values[counts], initial=found)) for of, found in ((np.min, least), (np.max, most)))
+        kept = values[counts]
+        least, most = (float(of(kept, initial=found)) for of, found in ((np.min, least), (np.max, most)))
+        count += kept.size
+        sums.append(float(kept.sum()))
     if not least < most:  # a sum of equal floats is rounded, so its mean differs from them
         return {"column": column, "mean": least + 0.0 if least == most else 0.0, "std": 1.0}
-    sums = [(int(counts.sum()), float(values[counts].sum())) for _, values, counts in _values(staged, column)]
-    count = sum(number for number, _ in sums)
-    mean = math.fsum(total for _, total in sums) / count
+    mean = math.fsum(sums) / count
     squares = [float(((values[counts] - mean) ** 2).sum()) for _, values, counts in _values(staged, column)]
     return {"column": column, "mean": mean, "std": math.sqrt(math.fsum(squares) / count) or 1.0}
 
