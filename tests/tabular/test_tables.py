@@ -768,6 +768,12 @@ def test_infinity_is_no_part_of_x_in_any_split(tmp_path):
         convert({"nodes": {"v": {"table": table, "key": "id", "x": ["a"], "split": "split"}}}, tmp_path / "v")
 
 
+def test_numbers_whose_squares_are_no_floats_are_no_part_of_x(tmp_path):
+    table = pa.table({"id": [1, 2, 3], "a": [1.0, -sys.float_info.max, 2.0]})
+    with pytest.raises(ValueError, match=r"'a' must be at most 1e\+140 in size to become part of x, got -1.79.*v id=2"):
+        convert({"nodes": {"v": {"table": table, "key": "id", "x": ["a"]}}}, tmp_path / "v")
+
+
 def test_negative_labels_and_missing_ones_are_refused(tmp_path):
     table = pa.table({"id": [1, 2], "label": [-1, None]})
     with pytest.raises(ValueError, match="negative labels and rows without one"):

@@ -25,6 +25,9 @@ _ROWS = 2**16
 #: Most categories of a column, and most bytes of their texts.
 MOST_CATEGORIES, MOST_CATEGORY_BYTES = 100_000, 2**24
 
+#: Largest number in ``x``, so that sums of squares are finite. Some programs write 1.8e308, the largest float, where a value is missing.
+_LARGEST = 1e140
+
 #: Values of a column that a warning shows.
 _SHOWN = 5
 
@@ -238,16 +241,17 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
 def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
     """Returns mean and standard deviation of a column, of the training split if the type has a split. A constant column has the deviation 1.
 
-    Raises ValueError if a row of any split is infinite.
+    Raises ValueError if a row of any split is infinite, or so large that its square is not a float.
     """
     least, most = math.inf, -math.inf
     count, sums = 0, []
     for first, values, counts in _values(staged, column):
-        wrong = np.isinf(values)
+        wrong = np.abs(values) > _LARGEST
         if wrong.any():
-            row = first + int(wrong.argmax())
+            at = int(wrong.argmax())
+            need, got = ("finite", "infinity") if np.isinf(values[at]) else (f"at most {_LARGEST} in size", values[at])
             raise staged.error(
-                column, row, "must be finite to become part of x, got infinity; correct it, or name it in drop"
+                column, first + at, f"must be {need} to become part of x, got {got}; correct it, or name it in drop"
             )
         kept = values[counts]
         least, most = (float(of(kept, initial=found)) for of, found in ((np.min, least), (np.max, most)))
