@@ -49,17 +49,11 @@ def canonical_keys(columns: Sequence[pa.Array], what: str) -> list[pa.Array]:
 
 def _canonical(column: Any, what: str) -> Any:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     type_ = canonical_type(column.type, what)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    elif hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
-        column = pc.run_end_decode(column)
+    column = decoded(column)
     if column.type == type_:
         return column
     try:
@@ -72,13 +66,7 @@ def _canonical(column: Any, what: str) -> Any:
 
 def canonical_type(type_: pa.DataType, what: str) -> pa.DataType:
     """Returns the type of :func:`canonical_keys`'s result for a column of type ``type_``. Raises ValueError if such a column cannot be a key."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    if isinstance(type_, pa.BaseExtensionType):
-        type_ = type_.storage_type
-    if types.is_dictionary(type_) or (hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_)):
-        type_ = type_.value_type
+    type_ = decoded_type(type_)
     canonical = _canonical_type(type_)
     if canonical is None:
         raise ValueError(f"{what}: a key must hold {_ALLOWED}, got {type_}; cast the column to a string or an integer")
@@ -104,6 +92,30 @@ def _canonical_type(type_: Any) -> Any | None:
     if types.is_binary(type_) or types.is_large_binary(type_) or type_ == getattr(pa, "binary_view", pa.null)():
         return pa.large_binary()
     return None
+
+
+def decoded(column: pa.Array) -> pa.Array:
+    """Returns an array without extensions, run lengths and dictionaries."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
+        column = pc.run_end_decode(column)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def decoded_type(type_: pa.DataType) -> pa.DataType:
+    """Returns the type of :func:`decoded`'s result for an array of type ``type_``."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if isinstance(type_, pa.BaseExtensionType):
+        return decoded_type(type_.storage_type)
+    if types.is_dictionary(type_) or (hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_)):
+        return decoded_type(type_.value_type)
+    return type_
 
 
 def adapt_keys(

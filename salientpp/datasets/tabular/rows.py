@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from salientpp.store.directory.journal import says_what_to_do
+from salientpp.store.keys import decoded, decoded_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,15 +222,7 @@ def _width(type_: Any) -> int:
 
 def plain_column(column: pa.Array) -> pa.Array:
     """Returns a column without dictionaries, run lengths, views and extensions, and with offsets of 64 bits, so that columns of any size can be joined."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
-        column = pc.run_end_decode(column)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     type_ = plain_type(column.type)
     return column if column.type == type_ else column.cast(type_)
 
@@ -239,10 +232,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     import pyarrow as pa
     from pyarrow import types
 
-    if isinstance(type_, pa.BaseExtensionType):
-        return plain_type(type_.storage_type)
-    if types.is_dictionary(type_) or (hasattr(types, "is_run_end_encoded") and types.is_run_end_encoded(type_)):
-        return plain_type(type_.value_type)
+    type_ = decoded_type(type_)
     if types.is_string(type_) or type_ == getattr(pa, "string_view", pa.null)():
         return pa.large_string()
     if types.is_binary(type_) or type_ == getattr(pa, "binary_view", pa.null)():
