@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from salientpp.datasets.arrays import SPLITS, first_line
+from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.suggestions import did_you_mean
@@ -106,7 +107,7 @@ def staged_type(type_: Any) -> tuple[str, Any] | None:
         return NUMBER, pyarrow.float64()
     if types.is_timestamp(type_) or types.is_date(type_):
         return MOMENT, pyarrow.int64()
-    if types.is_string(type_) or types.is_large_string(type_) or str(type_) == "string_view":
+    if is_text(type_):
         return CATEGORY, pyarrow.large_string()
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         inner = staged_type(type_.value_type)
