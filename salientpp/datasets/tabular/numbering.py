@@ -191,7 +191,7 @@ class _Numbering:
         columns = RowWriter(work / "columns.arrow", schema, most_bytes=self._working // 16)
         num_added = 0
         before = None
-        with written(work / "hashes.npy") as file:
+        with written(work / "hashes.npy", to_disk=False) as file:
             hashes = ArrayWriter(file, torch.uint64, ())
             for batch in batches:
                 is_first = self._is_first(batch, before)

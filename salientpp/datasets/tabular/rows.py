@@ -6,7 +6,6 @@ The files are uncompressed Arrow IPC files. They are read without a memory map, 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,13 +140,11 @@ class RowWriter:
         self._waiting, self._num_waiting, self._bytes_waiting = [], 0, 0
 
     def finish(self) -> RowFile:
-        """Writes the remaining rows, waits until the file is on the disk, and returns the file."""
+        """Writes the remaining rows and returns the file. It may not be on the disk yet."""
         self._flush()
         with says_what_to_do(self.path):
             self._writer.close()
             self._file.close()
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
         return RowFile(self.path, self.num_rows)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import types
 import typing
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from salientpp.store.directory.journal import alone, save, says_what_to_do
+from salientpp.store.directory.journal import alone, save, says_what_to_do, to_disk
 from salientpp.store.directory.owned import half_written
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class Steps:
                 save(self.work / _STAGED, json.dumps(head))
 
     def run(self, name: str, kind: type[T], step: Callable[[Path], T]) -> T:
-        """Returns the result of ``step(folder)``, or its stored result if the step is finished.
+        """Returns the result of ``step(folder)``, or its stored result if the step is finished. The step need not wait until its files are on the disk.
 
         The result is a ``kind``: a dataclass of numbers, texts, paths in the folder, and such dataclasses; or a dictionary that JSON can hold.
         """
@@ -69,7 +68,9 @@ class Steps:
         facts = _facts_of(result)
         text = json.dumps(facts, default=str)
         with says_what_to_do(folder):
-            _to_disk(folder)
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    to_disk(path)
             save(done, text)
         return _restored(kind, json.loads(text))
 
@@ -122,17 +123,6 @@ def _head_of(work: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return head if isinstance(head, dict) and head.get("format") == _FORMAT else None
-
-
-def _to_disk(folder: Path) -> None:
-    """Waits until the files in the folder are on disk."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 def _facts_of(result: Any) -> Any:

@@ -150,7 +150,7 @@ class Journal:
             (self.root / name).parent.mkdir(exist_ok=True)
             os.replace(self.work / name, self.root / name)
         for folder in folders:
-            _sync(folder)
+            to_disk(folder)
         done = json.loads(json.dumps({"files": entries, "facts": facts}))
         self._add({"step": step, **done})
         self.steps[step] = done
@@ -240,7 +240,7 @@ def save(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
     replace_file(path, write)
-    _sync(path.parent)
+    to_disk(path.parent)
 
 
 @contextlib.contextmanager
@@ -265,8 +265,9 @@ def _difference(key: str, begun: Any, asked: Any) -> str:
     return f"{key} was {json.dumps(begun)}, is {json.dumps(asked)}"
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def to_disk(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
