@@ -27,7 +27,7 @@ from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.open import TABLES, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
-from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone
+from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone, check_empty
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
@@ -117,8 +117,8 @@ def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
         if not overwrite:
             raise _exists(root)
         _replaced(root)
-    elif root.is_dir() and not (root / JOURNAL).is_file() and others_in(root, (), [HALF_WRITTEN]):
-        raise ValueError(f"{root} exists and is not empty; choose another directory")
+    elif root.is_dir() and not (root / JOURNAL).is_file():
+        check_empty(root)
     return Budget.of(memory)
 
 

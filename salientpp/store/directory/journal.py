@@ -90,8 +90,7 @@ class Journal:
     def _claim(self, overwrite: bool, name: Path) -> None:
         root, path = self.root, self.root / JOURNAL
         if not path.is_file():
-            if any(not HALF_WRITTEN.fullmatch(path.name) for path in root.iterdir()):
-                raise ValueError(f"{root} exists and is not empty; choose another directory")
+            check_empty(root)
             return
         try:
             head, steps, self.known = _read(path)
@@ -186,6 +185,12 @@ class Journal:
             file.write(f"{json.dumps(line)}\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def check_empty(root: Path) -> None:
+    """Raises ValueError if a directory without a journal holds files, except unfinished ones of a killed job."""
+    if any(not HALF_WRITTEN.fullmatch(path.name) for path in root.iterdir()):
+        raise ValueError(f"{root} exists and is not empty; choose another directory")
 
 
 def has_steps(root: Path) -> bool:
