@@ -17,7 +17,7 @@ import torch
 
 from salientpp.datasets.converted.pieces import RowPiece, Rows
 from salientpp.datasets.tabular.columns import CATEGORY, LIST, MOMENT, ColumnPlan, PlannedColumn
-from salientpp.datasets.tabular.rows import RowFile
+from salientpp.datasets.tabular.rows import RowFile, joined
 
 #: Rows that are examined at a time. Sums of floats depend on it, so it never changes.
 _ROWS = 2**16
@@ -70,16 +70,8 @@ class StagedColumns:
             first += batch.num_rows
 
     def _joined(self, batches: Sequence[Any], columns: Sequence[str]) -> list[Any]:
-        import pyarrow
-
-        arrays = {
-            name: batches[0].column(name)
-            if len(batches) == 1
-            else pyarrow.concat_arrays([each.column(name) for each in batches])
-            for name in columns
-        }
-        fill = self.plan.fill
-        return [array.fill_null(fill[name]) if name in fill else array for name, array in arrays.items()]
+        arrays, fill = joined(batches, batches[0].schema).columns, self.plan.fill
+        return [array.fill_null(fill[name]) if name in fill else array for name, array in zip(columns, arrays)]
 
     def error(self, column: str, row: int, text: str) -> ValueError:
         """Returns the error for the value of a row."""
