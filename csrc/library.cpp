@@ -25,6 +25,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
   m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor[] local_sets, Tensor[] remote_sets) -> (Tensor[] position, Tensor[] slot, Tensor remote_counts)");
   m.def("take_hits(Tensor remote_position, Tensor remote_id, Tensor offsets, Tensor hit_place) -> (Tensor hit_position, Tensor position, Tensor id, Tensor counts)");
+  m.def("find_keys(Tensor hash, Tensor cells, int first, int shift, Tensor[] stored, Tensor?[] stored_offsets, Tensor[] wanted, Tensor?[] wanted_offsets, int num_keys) -> Tensor");
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, bool parallel=True) -> ()");
   m.def("gather_joined_rows(Tensor[] sources, Tensor source_index, Tensor(a!) out, Tensor? out_index, bool parallel=True) -> ()");
   m.def("read_rows(int file, int offset, int num_rows, Tensor source_index, Tensor(a!) out, Tensor? out_index, int gap, int num_threads) -> Tensor");

@@ -63,6 +63,7 @@ from salientpp.ops.sampling import (
 from salientpp.ops.store import (
     decode_rows,
     encode_rows,
+    find_keys,
     gather_joined_rows,
     gather_rows,
     look_up,

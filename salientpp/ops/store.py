@@ -60,6 +60,35 @@ def take_hits(
     return operators.take_hits(remote_position, remote_id, offsets, hit_place)
 
 
+def find_keys(
+    hash: Tensor,
+    cells: Tensor,
+    first: int,
+    shift: int,
+    stored: list[Tensor],
+    stored_offsets: list[Tensor | None],
+    wanted: list[Tensor],
+    wanted_offsets: list[Tensor | None],
+    num_keys: int,
+) -> Tensor:
+    """Finds keys among stored keys that ascend by hash. Hashes choose the candidates, and all bytes are compared, so the result is exact.
+
+    Args:
+        hash: int64 [n], the bits of the unsigned hashes of the wanted keys.
+        cells: int32 or int64 [C + 1]. Keys ``cells[c]`` to ``cells[c + 1]`` are those whose hash minus ``first`` is ``c`` after a shift.
+        first: the bits of the hash of the first stored key.
+        shift: number of bits by which a hash is shifted to find its cell, in [0, 64).
+        stored: columns of the stored keys: uint8 [K, width], or uint8 [B] if the column has offsets.
+        stored_offsets: for each column int64 [K + 1] with the begin of each value and the end of the last one; None: all values are ``width`` bytes long.
+        wanted, wanted_offsets: the columns of the wanted keys, in the same way. They may have offsets where the stored keys have none.
+        num_keys: K.
+
+    Returns:
+        int64 [n]: the first stored key that equals each wanted key, or -1.
+    """
+    return operators.find_keys(hash, cells, first, shift, stored, stored_offsets, wanted, wanted_offsets, num_keys)
+
+
 def gather_rows(
     source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None, parallel: bool = True
 ) -> None:

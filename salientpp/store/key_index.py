@@ -6,40 +6,42 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.store.keys import value_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Places that are tried one after the other, before a binary search finds the place of a hash.
-_TRIES = 4
-
-_CELLS_AT_ONCE = 2**16
+_HASHES_AT_ONCE = 2**16
 
 
 class KeyIndex:
     """Finds positions of keys. Hashes choose the candidates, and the keys themselves are compared, so a result is exact.
 
-    Attributes:
-        hashes: :func:`~salientpp.store.keys.key_hash` of each key, uint64 [N], ascending.
+    Args:
+        hashes: :func:`~salientpp.store.keys.key_hash` of each key, uint64 [N], ascending. They are only read here.
         keys: canonical columns [N] of the keys, in the same order, without nulls.
     """
 
-    def __init__(self, hashes: np.ndarray, keys: Sequence[pa.Array]) -> None:
-        self.hashes, self.keys = hashes, list(keys)
-        self._first = int(hashes[0]) if len(hashes) else 0
-        span = int(hashes[-1]) - self._first if len(hashes) else 0
-        # One or two cells for each hash. A cell has the position of the first hash that is not below it.
-        self._shift = max(0, span.bit_length() - len(hashes).bit_length())
-        self._cells = np.empty((span >> self._shift) + 1, dtype=np.int32 if len(hashes) < 2**31 else np.int64)
-        for begin in range(0, len(self._cells), _CELLS_AT_ONCE):
-            part = self._cells[begin : begin + _CELLS_AT_ONCE]
-            cells = np.arange(begin, begin + len(part), dtype=np.uint64) << np.uint64(self._shift)
-            part[:] = np.searchsorted(hashes, cells + np.uint64(self._first))
+    #: Bytes that an index needs for each key, in addition to the keys themselves.
+    BYTES_PER_KEY = 8
 
-    @staticmethod
-    def bytes_per_key() -> int:
-        """Returns the bytes that an index needs for each key, in addition to the keys themselves."""
-        return 24
+    def __init__(self, hashes: np.ndarray, keys: Sequence[pa.Array]) -> None:
+        self._num_keys = len(hashes)
+        self._columns, self._offsets = _tensors([_of_one_width(column) for column in keys] if len(hashes) else [])
+        self._first = hashes[0] if len(hashes) else np.uint64(0)
+        span = int(hashes[-1] - self._first) if len(hashes) else 0
+        # Between half a cell and two cells for each hash.
+        self._shift = max(0, span.bit_length() - len(hashes).bit_length())
+        shift = np.uint64(self._shift)
+        counts = np.zeros((span >> self._shift) + 2, dtype=np.int32 if len(hashes) < 2**31 else np.int64)
+        for begin in range(0, len(hashes), _HASHES_AT_ONCE):
+            cell = ((hashes[begin : begin + _HASHES_AT_ONCE] - self._first) >> shift).astype(np.int64)
+            counts[cell[0] + 1 : cell[-1] + 2] += np.bincount(cell - cell[0]).astype(counts.dtype)
+        self._cells = torch.from_numpy(np.cumsum(counts, out=counts))
 
     def find(self, hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray:
         """Returns the position of each key, int64 [n], or -1 if the index does not have it.
@@ -48,53 +50,41 @@ class KeyIndex:
             hashes: hash of each key, uint64 [n].
             keys: columns [n] of the types of the index's keys, without nulls.
         """
-        if not len(self.hashes):
+        if not self._num_keys or not len(hashes):
             return np.full(len(hashes), -1, dtype=np.int64)
-        found = self._places(hashes)
-        wrong = np.flatnonzero(self._differs(found, hashes, keys, None))
-        candidates = found[wrong]
-        found[wrong] = -1
-        while wrong.size:  # hashes of different keys may be equal: those keys are neighbours in the index
-            candidates += 1
-            may_match = candidates < len(self.hashes)
-            may_match[may_match] = self.hashes[candidates[may_match]] == hashes[wrong[may_match]]
-            wrong, candidates = wrong[may_match], candidates[may_match]
-            differs = self._differs(candidates, hashes, keys, wrong)
-            found[wrong[~differs]] = candidates[~differs]
-            wrong, candidates = wrong[differs], candidates[differs]
-        return found
+        wanted, offsets = _tensors([value_bytes(column) for column in keys])
+        found = ops.find_keys(
+            _tensor(hashes),
+            self._cells,
+            int(self._first.view(np.int64)),
+            self._shift,
+            self._columns,
+            self._offsets,
+            wanted,
+            offsets,
+            self._num_keys,
+        )
+        return found.numpy()
 
-    def _places(self, hashes: np.ndarray) -> np.ndarray:
-        """Returns the position of the first hash that is not below each hash, int64 [n]; the last position if there is none."""
-        below = hashes < np.uint64(self._first)
-        cell = (hashes - np.uint64(self._first)) >> np.uint64(self._shift)
-        beyond = cell >= np.uint64(len(self._cells))
-        cell = np.where(below | beyond, np.uint64(0), cell).astype(np.int64)
-        places = self._cells[cell].astype(np.int64)
-        last = len(self.hashes) - 1
-        for _ in range(_TRIES):
-            later = (self.hashes[places] < hashes) & (places < last)
-            if not later.any():
-                return places
-            places += later
-        rest = np.flatnonzero(self.hashes[places] < hashes)
-        places[rest] = np.minimum(np.searchsorted(self.hashes, hashes[rest]), last)
-        return places
 
-    def _differs(
-        self, places: np.ndarray, hashes: np.ndarray, keys: Sequence[pa.Array], rows: np.ndarray | None
-    ) -> np.ndarray:
-        """Returns True, bool [n], where the key at a place is not the key of a row. ``rows`` int64 [n] chooses the rows; None takes all."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+def _tensors(columns: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Returns the columns of keys as :func:`salientpp.ops.find_keys` takes them: their bytes, and where their values begin."""
+    return [_tensor(data) for data, _ in columns], [None if ends is None else _tensor(ends) for _, ends in columns]
 
-        differs = self.hashes[places] != (hashes if rows is None else hashes[rows])
-        same = np.flatnonzero(~differs)
-        if not same.size:
-            return differs
-        at, of = pa.array(places[same]), pa.array(same if rows is None else rows[same])
-        is_all = rows is None and same.size == len(hashes)
-        for own, other in zip(self.keys, keys):
-            equal = pc.equal(own.take(at), other if is_all else other.take(of))
-            differs[same] |= ~equal.to_numpy(zero_copy_only=False)
-        return differs
+
+def _of_one_width(column: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the same as :func:`~salientpp.store.keys.value_bytes`, but without offsets if all values are equally long."""
+    data, ends = value_bytes(column)
+    if ends is None or not (np.diff(ends) == ends[1] - ends[0]).all():
+        return data, ends
+    return data[ends[0] : ends[-1]].reshape(len(column), -1), None
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    """Returns a view of an array that nobody writes, as a tensor. torch warns of arrays that cannot be written."""
+    import pyarrow as pa
+
+    flat = np.ascontiguousarray(values)
+    kind = pa.uint8() if flat.dtype == np.uint8 else pa.int64()
+    array = pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
+    return torch.from_dlpack(array).view(flat.shape)

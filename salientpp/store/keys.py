@@ -211,33 +211,47 @@ def key_hash(columns: Sequence[pa.Array]) -> np.ndarray:
     return hashes
 
 
+def value_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the values of a canonical column [n] as bytes.
+
+    Returns:
+        uint8 [n, width] and None. For texts and binary values: uint8 [B], and int64 [n + 1] with the begin of each value and the end of the last one.
+    """
+    import pyarrow as pa
+
+    type_ = column.type
+    if pa.types.is_large_string(type_) or pa.types.is_large_binary(type_):
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, dtype="<i8")[column.offset : column.offset + len(column) + 1]
+        return np.frombuffer(data or b"", dtype=np.uint8), ends
+    width = type_.bit_width // 8
+    data = np.frombuffer(column.buffers()[1] or b"", dtype=np.uint8)
+    return data[column.offset * width : (column.offset + len(column)) * width].reshape(len(column), width), None
+
+
 def _absorb_column(hashes: np.ndarray, column: Any) -> None:
     import pyarrow as pa
 
     type_ = column.type
     if pa.types.is_null(type_):
         return
-    if pa.types.is_large_string(type_) or pa.types.is_large_binary(type_):
-        _, offsets, data = column.buffers()
-        ends = np.frombuffer(offsets, dtype="<i8")[column.offset : column.offset + len(column) + 1]
+    data, ends = value_bytes(column)
+    if ends is not None:
         _absorb_bytes(hashes, ends, data)
     elif pa.types.is_fixed_size_binary(type_) or pa.types.is_decimal(type_):
-        width = type_.byte_width
-        ends = np.arange(column.offset, column.offset + len(column) + 1, dtype=np.int64) * width
-        _absorb_bytes(hashes, ends, column.buffers()[1])
+        _absorb_bytes(hashes, np.arange(len(column) + 1, dtype=np.int64) * data.shape[1], data.reshape(-1))
     else:
-        width = type_.bit_width // 8
-        values = np.frombuffer(column.buffers()[1], dtype=f"<i{width}")[column.offset : column.offset + len(column)]
+        values = data.view(f"<i{data.shape[1]}")[:, 0]
         _absorb_words(hashes, values.astype(np.int64, copy=False).view(np.uint64))
 
 
-def _absorb_bytes(hashes: np.ndarray, ends: np.ndarray, data: Any) -> None:
+def _absorb_bytes(hashes: np.ndarray, ends: np.ndarray, data: np.ndarray) -> None:
     """Takes the bytes ``data[ends[i] : ends[i + 1]]`` into hash ``i``, 8 at a time. The last word is filled with zeros."""
     lengths = np.diff(ends)
     first, last = int(ends[0]), int(ends[-1])
     padded = np.zeros(last - first + 8, dtype=np.uint8)
     if last > first:
-        padded[:-8] = np.frombuffer(data, dtype=np.uint8, count=last)[first:]
+        padded[:-8] = data[first:last]
     longest = int(lengths.max())
     if longest == int(lengths.min()) and longest % 8 == 0:
         words = padded[:-8].view("<u8").reshape(len(lengths), longest // 8)

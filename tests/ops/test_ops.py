@@ -356,6 +356,43 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
 @pytest.mark.parametrize(
     "change, text",
     [
+        (dict(hash=ints(0)), "hash must have dtype Long, got Int"),
+        (dict(cells=NONE), "cells must have at least 1 entry, got 0"),
+        (dict(shift=64), r"shift must be in \[0, 64\), got 64"),
+        (dict(num_keys=-1), "num_keys must be >= 0, got -1"),
+        (dict(num_keys=2), "stored must have 2 values, got 3"),
+        (dict(stored=[]), "stored must have offsets or None for each column, got 1 for 0 columns|same columns"),
+        (dict(wanted_offsets=[long(0, 2)]), "wanted must have 2 values, got 1"),
+        (dict(wanted=[torch.zeros(2, 1, dtype=torch.uint8)]), "wanted must have 1 dimensions, got 2"),
+        (dict(stored=[long(1)]), "stored must be contiguous uint8"),
+        *(
+            (dict(change), "cells must ascend from 0 to the number of keys, and offsets to the number of bytes")
+            for change in (
+                dict(cells=long(0, 4)),
+                dict(cells=long(-1, 3)),
+                dict(cells=long(2, 1)),
+                dict(stored_offsets=[long(0, 9, 9, 9)]),
+                dict(stored_offsets=[long(3, 1, 2, 3)]),
+                dict(stored_offsets=[long(-1, 1, 2, 3)]),
+                dict(wanted_offsets=[long(0, 1, 3)]),
+            )
+        ),
+    ],
+)
+def test_find_keys_refuses_bad_arguments(change, text):
+    stored, wanted = (torch.arange(size, dtype=torch.uint8) for size in (3, 2))
+    arguments = dict(hash=long(5, 5), cells=long(0, 3), first=5, shift=0, num_keys=3)
+    arguments |= dict(
+        stored=[stored], stored_offsets=[long(0, 1, 2, 3)], wanted=[wanted], wanted_offsets=[long(0, 1, 2)]
+    )
+    assert ops.find_keys(**arguments).tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match=text):
+        ops.find_keys(**arguments | change)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
         (dict(hit_place=long(1, 1)), r"hit_place must ascend in \[0, 3\), got 1 at 1"),
         (dict(hit_place=long(0, 3)), r"hit_place must ascend in \[0, 3\), got 3 at 1"),
         (dict(hit_place=long(-1)), r"hit_place must ascend in \[0, 3\), got -1 at 0"),

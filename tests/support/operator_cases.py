@@ -29,6 +29,9 @@ BIG = Graph.from_edge_index(random_data(80, 400, seed=3, directed=True).edge_ind
 BIG_OUT = BIG.transpose()
 
 
+# Three keys of one column, and where they begin.
+KEYS = torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.uint8), long(0, 1, 4, 6)
+
 FILE = tempfile.TemporaryFile()  # 10,000 bytes
 FILE.write(bytes(number % 251 for number in range(10_000)))
 FILE.flush()
@@ -157,6 +160,12 @@ CASES = {
         lambda: (long(9, 0, 4), long(1, 8, 5), long(0, 3, 6, 10), long(0, 2)),
         lambda: (long(9, 0, 4), long(1, 8, 5), long(0, 3, 6, 10), NONE),
         lambda: (NONE, NONE, long(0, 3), NONE),
+    ],
+    "find_keys": [
+        lambda: (long(5, 9, 7), ints(0, 1, 1, 3), 5, 1, [KEYS[0]], [KEYS[1]], [KEYS[0]], [KEYS[1]], 3),
+        lambda: (long(5, 9), long(0, 1, 1, 3), 5, 1, [KEYS[0].view(3, 2)], [None], [KEYS[0][2:].view(2, 2)], [None], 3),
+        lambda: (long(5, 9, 7), long(0, 3), 5, 3, [KEYS[0].view(3, 2)], [None], [KEYS[0]], [KEYS[1]], 3),
+        lambda: (NONE, long(0), 0, 0, [KEYS[0][:0]], [long(0)], [KEYS[0][:0]], [long(0)], 0),
     ],
     "use_huge_pages": [
         lambda: (torch.zeros(5),),

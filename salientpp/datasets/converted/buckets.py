@@ -7,8 +7,7 @@ An edge is a **word**, ``target * 2^32 + source``. A **bucket** is a range of wo
 
 A bucket that alone is too large for memory, such as the bucket of a hub, is spread again into narrower buckets.
 
-Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`. If each pair of vertices is stored once, the sources of
-these edges ascend instead.
+Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`, or their sources ascend.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,8 +30,13 @@ from salientpp.store.directory.files import numpy_dtype
 #: Largest number of vertices of a type, since an id takes half of a word of 64 bits.
 MOST_VERTICES = 2**32
 
-_SOURCE_BITS = 32
+#: Bits of a word that hold the source.
+SOURCE_BITS = 32
 _WORD = 8
+
+#: Order of the edges into a vertex: as they were ``read``, by ``source``, or by source with each pair ``once``.
+Order = Literal["read", "source", "once"]
+
 #: Largest number of buckets. With more, the slices of a run would be too short to be read fast.
 MOST_BUCKETS = 2**12
 
@@ -90,9 +94,9 @@ def edge_words(
         _check_ids(piece, "target", piece.target, num_targets)
         count = piece.source.size
         word = np.empty(count * (1 + both_directions), dtype=np.uint64)
-        _join(piece.target, piece.source, word[:: 1 + both_directions])
+        pair_words(piece.source, piece.target, word[:: 1 + both_directions])
         if both_directions:
-            _join(piece.source, piece.target, word[1::2])
+            pair_words(piece.target, piece.source, word[1::2])
         progress.reach(piece.done)
         yield word
 
@@ -103,7 +107,7 @@ def ascending(words: Iterable[np.ndarray], pieces_are: str) -> Iterator[np.ndarr
     for word in words:
         if not word.size:
             continue
-        target = word >> np.uint64(_SOURCE_BITS)
+        target = word >> np.uint64(SOURCE_BITS)
         before = np.concatenate([last, target[:-1]])
         falls = target < before
         if falls.any():
@@ -114,10 +118,13 @@ def ascending(words: Iterable[np.ndarray], pieces_are: str) -> Iterator[np.ndarr
         yield word
 
 
-def _join(target: np.ndarray, source: np.ndarray, out: np.ndarray) -> None:
-    out[...] = target
-    out <<= np.uint64(_SOURCE_BITS)
-    out |= source.astype(np.uint64)
+def pair_words(source: np.ndarray, target: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Returns the word of each edge, uint64 [n]. ``source`` and ``target`` are integers [n] in [0, 2^32)."""
+    word = np.empty(len(target), dtype=np.uint64) if out is None else out
+    word[...] = target
+    word <<= np.uint64(SOURCE_BITS)
+    word |= source.astype(np.uint64)
+    return word
 
 
 def _check_ids(piece: EdgePiece, end: str, ids: np.ndarray, size: int) -> None:
@@ -151,14 +158,13 @@ def spread(
     return Runs(path, np.array(ends, dtype=np.int64).reshape(-1, num_buckets), base, shift)
 
 
-def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
+def in_order(runs: Runs, capacity: int, order: Order, scratch: Path) -> Iterator[np.ndarray]:
     """Does the second pass: yields all words in the order of their targets, in uint64 arrays of at most ``capacity`` words.
 
-    With ``unique``, words ascend and each comes once. Without, the words of a target keep the order that they have in the runs. ``scratch`` is a folder for
-    buckets that are spread again.
+    ``order`` applies to the edges into one vertex. ``scratch`` is a folder for buckets that are spread again.
     """
     sizes = runs.sizes
-    floor = 0 if unique else _SOURCE_BITS
+    floor = SOURCE_BITS if order == "read" else 0
     first, num_buckets = 0, sizes.size
     while first < num_buckets:
         last, count = first + 1, int(sizes[first])
@@ -168,16 +174,16 @@ def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator
         low = runs.base + (first << runs.shift)
         if count <= capacity:
             if count:
-                yield _sorted(_read(runs, first, last, count), unique)
+                yield _sorted(_read(runs, first, last, count), order)
         elif runs.shift > floor:
             path, end = scratch / f"{runs.shift}.runs", low + (1 << runs.shift)
             words = _chunks(runs, first, capacity)
             finer = spread(words, path, low, end, 1 + 4 * count // capacity, floor, to_disk=False)
-            yield from in_order(finer, capacity, unique, scratch)
+            yield from in_order(finer, capacity, order, scratch)
             finer.path.unlink()
-        elif unique:  # the bucket holds repeats of one word
+        elif order == "once":  # the bucket holds repeats of one word
             yield np.array([low], dtype=np.uint64)
-        else:  # the bucket holds words of one target, which keep the order of the runs
+        else:  # the bucket holds words of one target, which keep the order of the runs, or repeats of one word
             yield from _chunks(runs, first, capacity)
         first = last
 
@@ -217,11 +223,11 @@ def _fill(file: BufferedReader, begin: int, words: np.ndarray, path: Path) -> No
         )
 
 
-def _sorted(words: np.ndarray, unique: bool) -> np.ndarray:
-    if unique:
+def _sorted(words: np.ndarray, order: Order) -> np.ndarray:
+    if order != "read":
         words.sort()
-        return words[first_of_equals(words)]
-    target = words >> np.uint64(_SOURCE_BITS)
+        return words[first_of_equals(words)] if order == "once" else words
+    target = words >> np.uint64(SOURCE_BITS)
     target -= target.min()
     # The low bits get the position, so keys are distinct and any sort is stable. Target and position are below 2^32.
     bits = np.uint64(words.size.bit_length())
@@ -253,7 +259,7 @@ def write_lists(
 
         done = 0
         for word in words:
-            targets = (word >> np.uint64(_SOURCE_BITS)).astype(np.int64)
+            targets = (word >> np.uint64(SOURCE_BITS)).astype(np.int64)
             offsets_up_to(int(targets[-1]), targets, done)
             indices.write((word & np.uint64(MOST_VERTICES - 1)).astype(numpy_dtype(dtype)))
             done += word.size

@@ -376,7 +376,7 @@ class _Conversion:
                 runs = self._spread(spread, name, edges, num_sources, num_targets)
                 progress = self.progress
                 progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
-                words = buckets.in_order(runs, self.capacity, unique, work)
+                words = buckets.in_order(runs, self.capacity, "once" if unique else "read", work)
             files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, progress)
             facts = self.journal.note(step, dict(zip((indptr, indices), files)), {"num_edges": files[1]["shape"][0]})
         self.journal.drop(spread)

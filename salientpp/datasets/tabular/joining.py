@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from salientpp.datasets.converted.buckets import MOST_VERTICES
 from salientpp.datasets.tabular.keyed import (
     KeyedTable,
     KeyExamples,
@@ -21,7 +22,8 @@ from salientpp.datasets.tabular.keyed import (
     rows_that_have,
 )
 from salientpp.datasets.tabular.numbering import NumberedVertices
-from salientpp.datasets.tabular.resolving import Resolving
+from salientpp.datasets.tabular.pairs import sorted_pairs
+from salientpp.datasets.tabular.resolving import Indexes, Resolving
 from salientpp.datasets.tabular.rows import (
     Dropped,
     RowFile,
@@ -108,17 +110,18 @@ def join_edges(
     nulls = NullKeys(tuple(dict.fromkeys((*source, *target))))
     with scratch_folder(work) as scratch:
         batches, schema = reading.batches(nulls), reading.schema
+        indexes = Indexes([sources, targets], working)
         for end in ends:
-            looked_up = end.resolving(scratch, working)
+            looked_up = end.resolving(indexes, scratch, working)
             batches, schema = looked_up.resolve(batches, schema), looked_up.schema_after(schema)
-        sorting = Sorting(schema, ["target", "source"], reading.column_names, scratch, working)
-        in_order = sorting.sort(batches, max(0, targets.num_vertices - 1))
+        order = _Order(schema, reading.column_names, max(sources.num_vertices, targets.num_vertices), scratch, working)
+        in_order = order.sort(indexes.while_reading(batches), targets.num_vertices)
         forward = _write(in_order, work, "forward", columns, schema, working)
         null_rows = nulls.settled(null_keys, what)
         unknown = [end.settled(dangling, reading.most_rows) for end in ends]
         backward = None
         if reverse:
-            exchanged = sorting.sort(_exchanged(forward, schema), max(0, sources.num_vertices - 1))
+            exchanged = order.sort(_exchanged(forward, schema), sources.num_vertices)
             backward = _write(exchanged, work, "backward", columns, schema, working)
     return JoinedEdges(forward.ends.num_rows, forward, backward, null_rows, *unknown)
 
@@ -157,7 +160,7 @@ def missing_keys(
 
     reading = _Reading(table, (end,), (), working, what, must_have=tuple(other))
     with scratch_folder(work) as scratch:
-        looked_up = end.resolving(scratch, working, write)
+        looked_up = end.resolving(Indexes([vertices], working), scratch, working, write)
         for _ in looked_up.resolve(reading.batches(NullKeys(key)), reading.schema):
             pass
     unlike = end.unlike.dropped()
@@ -213,11 +216,11 @@ class _End:
         adapted, unlike = adapt_keys(own, self.types, self.what)
         return own, adapted, unlike
 
-    def resolving(self, scratch: Path, working: int, unknown: Any = None) -> Resolving:
+    def resolving(self, indexes: Indexes, scratch: Path, working: int, unknown: Any = None) -> Resolving:
         """Returns the look-up of this end. ``unknown`` takes rows without a vertex; None counts them."""
         names = [field.name for field in self.key_fields]
         taken = self.unknown.add if unknown is None else unknown
-        return Resolving(self.vertices, self.hash_field.name, names, self.name, taken, scratch, working)
+        return Resolving(self.vertices, self.hash_field.name, names, self.name, taken, indexes, scratch, working)
 
     def settled(self, policy: Policy, most_rows: int) -> Dropped:
         """Returns the dropped rows. Raises ValueError if there are any and the policy is ``error``."""
@@ -277,6 +280,23 @@ class _Reading:
             edges = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             edges = edges.filter(pa.array(~left_out)) if left_out.any() else edges
             yield from portions([edges], self._working // _BATCH)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Sorts edges with the columns ``source``, ``target`` and ``column_names``. ``most_vertices`` is the larger number of vertices of both ends."""
+
+    schema: Any
+    column_names: Sequence[str]
+    most_vertices: int
+    scratch: Path
+    working: int
+
+    def sort(self, batches: Iterator[Any], num_targets: int) -> Iterator[Any]:
+        if not self.column_names and self.most_vertices <= MOST_VERTICES:
+            return sorted_pairs(batches, num_targets, self.scratch, self.working)
+        sorting = Sorting(self.schema, ["target", "source"], self.column_names, self.scratch, self.working)
+        return sorting.sort(batches, max(0, num_targets - 1))
 
 
 def _write(

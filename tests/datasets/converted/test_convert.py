@@ -89,15 +89,16 @@ def assert_same(converted: Data, other: Data) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 50, 1000, 10**6])
-@pytest.mark.parametrize("unique", [False, True])
-def test_any_capacity_gives_the_order_of_a_stable_sort(tmp_path, capacity, unique):
+@pytest.mark.parametrize("order", ["read", "source", "once"])
+def test_any_capacity_gives_the_order(tmp_path, capacity, order):
     edges = hubs_and_repeats(1, 1500)
     source, target = edges.astype(np.uint64)
     words = target << np.uint64(32) | source
     runs = buckets.spread(np.array_split(words, 7), tmp_path / "runs", 0, N << 32, 13, 32)
-    got = list(buckets.in_order(runs, capacity, unique, tmp_path))
+    got = list(buckets.in_order(runs, capacity, order, tmp_path))
     assert max(piece.size for piece in got) <= capacity
-    expected = np.unique(words) if unique else words[np.argsort(target, kind="stable")]
+    stable = words[np.argsort(target, kind="stable")]
+    expected = {"read": stable, "source": np.sort(words), "once": np.unique(words)}[order]
     assert np.array_equal(np.concatenate(got), expected)
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "files of buckets that were spread again are deleted"
 
