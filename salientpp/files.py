@@ -33,6 +33,11 @@ _REMEDIES = {
 }
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of another library's error message, to quote in an error. If the message is empty, returns the error's type."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
 def what_to_do(error: BaseException, otherwise: str) -> str:
     """Returns advice for the text of an error: a remedy if the machine lacks something, such as memory or disk space, or else ``otherwise``."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)

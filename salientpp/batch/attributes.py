@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader.utils import filter_edge_store_, index_select
 
+from salientpp.files import first_line
 from salientpp.graph.from_pyg import positions_in
 from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
@@ -200,7 +201,7 @@ def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         owner = "data" if store._key is None else f"data[{store._key!r}]"
         kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        reason = str(error).partition("\n")[0][:200]
+        reason = first_line(error)[:200]
         raise ValueError(
             f"{owner}.{name} has one entry per vertex or edge, as PyG sees it, but cannot be cut to the sampled ones: "
             f"{kind} of length {len(value)} ({reason}); make it a dense or COO tensor, or delete it"

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from salientpp import __version__
 from salientpp.cli import terminal
 from salientpp.cli.dataset_name import WrongName, dataset_of
-from salientpp.files import what_to_do
+from salientpp.files import first_line, what_to_do
 from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 from salientpp.suggestions import did_you_mean
@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        terminal.complain(
-            f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no details'})"
-        )
+        terminal.complain(f"salientpp{command}: not enough memory ({first_line(error)})")
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} was written before" if written else "nothing was written"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.files import what_to_do
+from salientpp.files import first_line, what_to_do
 from salientpp.ids import first_outside
 from salientpp.partitioning.undirected import symmetric_closure
 from salientpp.store.directory.attributes import edge_stores, node_stores, place
@@ -191,11 +191,6 @@ def unreadable(where: object, error: OSError | MemoryError) -> ValueError:
     """Returns the ValueError to raise for a file that could not be read. Its text says if the machine lacks memory or open files, for example."""
     reason = getattr(error, "strerror", None) or first_line(error)
     return ValueError("; ".join(filter(None, (f"{where} cannot be read ({reason})", what_to_do(error, "")))))
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of another library's error message, to quote in an error. If the message is empty, returns the error's type."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def check_undirected(undirected: object, dataset: str) -> None:

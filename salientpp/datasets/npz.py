@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 from torch_geometric.data import Data
 
-from salientpp.datasets.arrays import SPLITS, assemble, check_file, check_undirected, first_line, unreadable
+from salientpp.datasets.arrays import SPLITS, assemble, check_file, check_undirected, unreadable
+from salientpp.files import first_line
 
 Array = TypeVar("Array", bound=Any)
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from salientpp.datasets.arrays import SPLITS, assemble, check_undirected, first_line
+from salientpp.datasets.arrays import SPLITS, assemble, check_undirected
+from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
 
 

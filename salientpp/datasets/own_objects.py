@@ -15,8 +15,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from salientpp.datasets.arrays import check_data, first_line, form
+from salientpp.datasets.arrays import check_data, form
 from salientpp.datasets.torch_files import read_torch_file
+from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from salientpp.files import replace_file
+from salientpp.files import first_line, replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
 from salientpp.launch.interfaces import address_of, addresses_of
 from salientpp.ranks.greeting import (
@@ -408,7 +408,7 @@ def _unreachable(launch: Launch, address: str, error: Exception) -> str:
     chosen = "; ".join(
         f"{name} is {os.environ.get(name) or 'not set'}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     )
-    first = str(error).partition("\n")[0]
+    first = first_line(error)
     return (
         f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "
         f"If another rank has ended with an error, look there first. {chosen}: they name the network interface to use, among {interfaces} "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from salientpp.files import where_to_write
+from salientpp.files import first_line, where_to_write
 
 #: Object stores copy objects up to 5 GB by themselves. The bytes of larger ones pass through this process.
 _MOST_COPIED = 2**32
@@ -266,5 +266,4 @@ def _pyarrow_fs() -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: shown_address(found[0]), line)
+    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: shown_address(found[0]), first_line(error))

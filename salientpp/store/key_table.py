@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salientpp.files import what_to_do
+from salientpp.files import first_line, what_to_do
 from salientpp.ids import as_tensor, first_outside
 from salientpp.processes import lazy
 from salientpp.store.keys import canonical_keys
@@ -77,8 +77,9 @@ class KeyTable:
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             self.__dict__["schema"] = reader.schema
         except (pyarrow.ArrowException, ValueError, OSError) as error:
-            first, *_ = str(error).splitlines() or [type(error).__name__]
-            raise ValueError(f"{self.path} is damaged, or not a file of keys ({first}); copy it again") from None
+            raise ValueError(
+                f"{self.path} is damaged, or not a file of keys ({first_line(error)}); copy it again"
+            ) from None
         return batches
 
     @lazy

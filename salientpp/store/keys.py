@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from salientpp.files import first_line
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -60,7 +62,7 @@ def _canonical(column: Any, what: str) -> Any:
         return column.cast(type_)
     except pa.ArrowInvalid as error:
         raise ValueError(
-            f"{what}: a key of type {column.type} cannot be stored as {type_} ({str(error).splitlines()[0]}); cast the column to a string"
+            f"{what}: a key of type {column.type} cannot be stored as {type_} ({first_line(error)}); cast the column to a string"
         ) from None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from salientpp.cli.checks.finding import Finding, Machine
+from salientpp.files import first_line
 from salientpp.launch.environment import LaunchError, detect
 from salientpp.versions import check_versions, own_version
 
@@ -74,10 +75,7 @@ def check_operators(machine: Machine) -> Finding:
         is_right = torch.equal(found, rows[index]) and lists.tolist() == [0, 1, 2, 3] and sources.tolist() == [2, 0, 0]
         reason = "they return wrong values"
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        is_right, reason = (
-            False,
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}",
-        )
+        is_right, reason = False, f"{type(error).__name__}: {first_line(error)}"
     if is_right:
         return Finding("loaded, with right results")
     advice = (

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salientpp.datasets.arrays import check_file, first_line, form, unreadable
+from salientpp.datasets.arrays import check_file, form, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
 from salientpp.datasets.npz import scalar
+from salientpp.files import first_line
 
 #: Function ``read(count)``, which returns the next ``count`` entries of an array.
 Read = Callable[[int], np.ndarray]

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from salientpp.datasets.arrays import check_file, first_line, unreadable
+from salientpp.datasets.arrays import check_file, unreadable
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends, ends_of, is_id
 from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, RowPiece, Rows, counted
+from salientpp.files import first_line
 
 #: Bytes of the read buffer. Without it, pyarrow reads a whole column of a row group at once.
 _BUFFER = 2**18

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from salientpp.datasets.arrays import check_file, first_line, form, unreadable
+from salientpp.datasets.arrays import check_file, form, unreadable
 from salientpp.datasets.torch_files import read_torch_file
+from salientpp.files import first_line
 from salientpp.ids import first_outside
 
 #: Advice at the end of errors about files that do not fit each other.

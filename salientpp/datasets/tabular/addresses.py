@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
-from salientpp.datasets.arrays import first_line
 from salientpp.datasets.converted.named_files import by_numbers
-from salientpp.files import what_to_do
+from salientpp.files import first_line, what_to_do
 from salientpp.suggestions import did_you_mean
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from salientpp.datasets.arrays import SPLITS, first_line
+from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable
+from salientpp.files import first_line
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.suggestions import did_you_mean
 

@@ -15,8 +15,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from salientpp.datasets.arrays import first_line, unreadable
+from salientpp.datasets.arrays import unreadable
 from salientpp.datasets.tabular.keyed import Policy
+from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
 
 #: What an entry of a description may hold, for errors.

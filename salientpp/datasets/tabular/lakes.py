@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from salientpp.datasets.arrays import first_line
 from salientpp.datasets.converted.named_files import by_numbers
 from salientpp.datasets.tabular.addresses import raise_in_words, reason_of, without_password
 from salientpp.datasets.tabular.file_formats import Looked, sliced
+from salientpp.files import first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
