@@ -50,24 +50,26 @@ def joined_schema(looked: Sequence[tuple[str, Looked]], what: str) -> pa.Schema:
 
 
 def _names(looked: Sequence[tuple[str, Looked]], what: str) -> list[str]:
-    """Returns the names of all columns, in the order of the first part."""
-    first, head = looked[0]
-    names = list(head.schema.names)
-    for address, each in looked:
-        for name in each.schema.names:
-            if name not in names:
-                if not all(other.is_sparse for _, other in looked):
-                    raise ValueError(
-                        f"{what}: {first} has no column {name!r}, which {address} has; write all files with the same columns"
-                    )
-                names.append(name)
-    for address, each in looked:
-        for name in names:
-            if name not in each.schema.names and not each.is_sparse:
-                raise ValueError(
-                    f"{what}: {address} has no column {name!r}, which {first} has; write all files with the same columns"
-                )
-    return names
+    """Returns the names of all columns, in the order of the first part. Takes time in proportion to the parts and their columns."""
+    first = looked[0][0]
+    columns = [each.schema.names for _, each in looked]  # makes a new list at each call
+    names = dict.fromkeys(columns[0])
+    may_add = all(each.is_sparse for _, each in looked)
+    for (address, _), own in zip(looked, columns):
+        more = [name for name in own if name not in names]
+        if more and not may_add:
+            raise ValueError(
+                f"{what}: {first} has no column {more[0]!r}, which {address} has; write all files with the same columns"
+            )
+        names |= dict.fromkeys(more)
+    for (address, each), own in zip(looked, columns):
+        less = () if each.is_sparse else names.keys() - set(own)
+        if less:
+            name = next(name for name in names if name in less)
+            raise ValueError(
+                f"{what}: {address} has no column {name!r}, which {first} has; write all files with the same columns"
+            )
+    return list(names)
 
 
 def _kinds_of_all(files: Sequence[Kinds]) -> dict[str, frozenset[str] | None]:

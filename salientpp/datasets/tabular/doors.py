@@ -71,12 +71,12 @@ class Table:
 
     def check_columns(self, columns: Sequence[str], use: str) -> None:
         """Raises ValueError if the table lacks a column. ``use`` says what names it, such as ``key``."""
+        known = dict.fromkeys(self.names)
         for name in columns:
-            if name not in self.names:
-                known = ", ".join(self.names)
+            if name not in known:
                 raise ValueError(
-                    f"{self.what}: {use} names the column {name!r}, which {self._parts[0].address} does not have; it has {known}"
-                    f"{did_you_mean(name, self.names)}"
+                    f"{self.what}: {use} names the column {name!r}, which {self._parts[0].address} does not have; it has {', '.join(known)}"
+                    f"{did_you_mean(name, known)}"
                 )
 
     def spool(self, folder: Path) -> None:
