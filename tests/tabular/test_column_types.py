@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from table_packages import package
 
 from salientpp.datasets.tabular.column_types import joined_schema
 from salientpp.datasets.tabular.file_formats import Looked
 
-pa = pytest.importorskip("pyarrow")
+pa = package("pyarrow")
 
 
 class CountedSchema:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from table_packages import package
 
+from salientpp.datasets.tabular.addresses import find_table_files
 from salientpp.datasets.tabular.doors import Table, open_table
 
 pa, parquet = package("pyarrow"), package("pyarrow.parquet")
-csv, feather, orc = package("pyarrow.csv"), package("pyarrow.feather"), package("pyarrow.orc")
+csv, feather, fs, orc = (package(f"pyarrow.{name}") for name in ("csv", "feather", "fs", "orc"))
 
 N = 23
 TABLE = pa.table(
@@ -490,6 +491,35 @@ def test_a_pattern_leaves_out_no_folder(tmp_path):
         assert open_table(addresses, tmp_path, "t").num_rows == N
     (tmp_path / "2024.parquet" / "part-0.snappy.parquet").rename(tmp_path / "2024.parquet" / "_part")
     assert open_table(["*.parquet"], tmp_path, "t").num_rows == N - 9
+
+
+def test_hidden_folders_are_left_out_of_a_pattern_with_what_is_below(tmp_path):
+    """Spark leaves folders such as ``_temporary`` after a failure."""
+    write(tmp_path / "a" / "b", "parquet")
+    write(tmp_path / "_temporary" / "0", "parquet")
+    for pattern in "**", "**/*.parquet", "*/*/*.parquet":
+        assert open_table([pattern], tmp_path, "t").num_rows == N
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*.parquet", "*/*/*", "x*"])
+def test_a_pattern_lists_no_folder_twice(tmp_path, monkeypatch, pattern):
+    (tmp_path / "x2").mkdir()  # without files
+    write(tmp_path / "a" / "b", "parquet")
+    parquet.write_table(TABLE, tmp_path / "x.parquet")
+    listed: list[tuple[str, bool]] = []
+    selector = fs.FileSelector
+
+    def counted(folder, *, recursive=False, **options):
+        listed.append((folder, recursive))
+        return selector(folder, recursive=recursive, **options)
+
+    monkeypatch.setattr(fs, "FileSelector", counted)
+    find_table_files(pattern, tmp_path, "t", [".parquet"])
+    for number, (folder, _) in enumerate(listed):
+        others = listed[:number] + listed[number + 1 :]
+        assert not any(folder == other or (is_deep and folder.startswith(f"{other}/")) for other, is_deep in others), (
+            listed
+        )
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
@@ -246,16 +246,19 @@ def _matches(place: _Place, what: str, endings: Sequence[str]) -> list[Any]:
 
     folder = os.path.dirname(_fixed(place.path))
     rest = place.path[len(folder) :].lstrip("/")
-    listed = place.system.get_file_info(
-        fs.FileSelector(folder, allow_not_found=True, recursive=bool(re.search(r"/|\*\*", rest)))
-    )
+    is_deep = bool(re.search(r"/|\*\*", rest))
+    listed = place.system.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=is_deep))
     _refuse_lake(place, listed, folder, what)
     pattern = re.compile(_expression(rest))
-    files = [info for info in listed if info.is_file]
     inside = len(folder) + bool(folder) if folder != "/" else 1
-    found = [info for info in files if pattern.fullmatch(info.path[inside:]) and not _is_hidden(info.path[inside:])]
-    below = [info for info in listed if not info.is_file and pattern.fullmatch(info.path[inside:])]
-    _refuse_folders(place, below, {info.path for info in found}, what, endings)
+    plain = ((info, info.path[inside:]) for info in listed)
+    matched = [info for info, path in plain if pattern.fullmatch(path) and not _is_hidden(path)]
+    found = [info for info in matched if info.is_file]
+    folders = {info.path for info in matched if not info.is_file}
+    below = listed if is_deep else []
+    for path in () if is_deep else folders:
+        below += place.system.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
+    _refuse_folders(place, folders, below, {info.path for info in found}, what, endings)
     if not found:
         names = [info.base_name for info in listed]
         some = ", ".join(sorted(names)[:5]) + (" ..." if len(names) > 5 else "")
@@ -265,17 +268,16 @@ def _matches(place: _Place, what: str, endings: Sequence[str]) -> list[Any]:
     return found
 
 
-def _refuse_folders(place: _Place, folders: Sequence[Any], found: set[str], what: str, endings: Sequence[str]) -> None:
-    """Raises ValueError if a folder that matches a pattern has files of tables that are not ``found``. Spark writes ``orders.parquet`` as a folder."""
-    from pyarrow import fs
-
-    for folder in folders:
-        inside = place.system.get_file_info(fs.FileSelector(folder.path, allow_not_found=True, recursive=True))
-        left = sorted(info.path for info in inside if _is_data(info, folder.path, endings) and info.path not in found)
-        if left and not _is_hidden(folder.base_name):
+def _refuse_folders(
+    place: _Place, folders: set[str], below: Sequence[Any], found: set[str], what: str, endings: Sequence[str]
+) -> None:
+    """Raises ValueError if a table's file ``below`` a folder that matches a pattern is not ``found``. Spark writes ``orders.parquet`` as a folder."""
+    for info in sorted(below, key=lambda info: info.path):
+        folder = next((str(above) for above in PurePosixPath(info.path).parents if str(above) in folders), None)
+        if folder is not None and info.path not in found and _is_data(info, folder, endings):
             shown = _shown(place, place.path)
             raise ValueError(
-                f"{what}: {shown} also matches the folder {_shown(place, folder.path)}, whose files, such as {_shown(place, left[0])}, would be left out; "
+                f"{what}: {shown} also matches the folder {_shown(place, folder)}, whose files, such as {_shown(place, info.path)}, would be left out; "
                 f"write {shown}/* for the files of folders, or name folders and files one by one"
             )
 
