@@ -143,6 +143,18 @@ def test_empty_files_have_no_rows(tmp_path):
         assert table.schema.field("number").type == pa.int64(), ending
 
 
+@pytest.mark.parametrize("lines, rows", [("", 0), ("{}\n{}\n", 2)])
+def test_a_file_of_json_without_columns_may_lie_below_a_folder_with_a_value(tmp_path, lines, rows):
+    for day, text in enumerate(('{"id": 1}\n', lines)):
+        (tmp_path / f"day={day}").mkdir()
+        (tmp_path / f"day={day}" / "t.jsonl").write_text(text)
+    expected = [{"id": 1, "day": 0}, *[{"id": None, "day": 1}] * rows]
+    table = open_table(["*/*.jsonl"], tmp_path, "t")
+    assert rows_of(table) == expected
+    for name in table.names:
+        assert rows_of(table, [name]) == [{name: row[name]} for row in expected]
+
+
 # --- addresses --------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,7 @@ class FilePart:
 
         stored = [field for field in schema if field.name not in self._folders]
         # At least one column tells the number of rows.
-        of_file = pa.schema(stored or [self._columns.field(0)])
+        of_file = pa.schema(stored or list(self._columns)[:1])
         first = 0
         try:
             for batch in self._format.read(self._file, of_file, most_rows):
