@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(tables: list[Any]) -> bytes:
-    from salientpp.datasets.tabular.addresses import without_password
+    from salientpp.addresses import without_password
 
     described = [
         {
@@ -81,7 +81,7 @@ def _as_json(tables: list[Any]) -> bytes:
 def _shown(tables: list[Any], command: str, out: Path | None) -> list[Any]:
     from rich.text import Text
 
-    from salientpp.datasets.tabular.addresses import without_password
+    from salientpp.addresses import without_password
     from salientpp.tables import simple_table
 
     shown = list[Any]()

@@ -27,6 +27,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
 BOTTOM = {
+    "addresses",
     "ids",
     "arguments",
     "containers",
@@ -49,6 +50,7 @@ MAY_IMPORT = {
     "containers": set(),
     "display": set(),
     "files": set(),
+    "addresses": {"files", "suggestions"},
     "processes": set(),
     "progress": set(),
     "suggestions": set(),

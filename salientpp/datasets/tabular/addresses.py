@@ -1,7 +1,6 @@
 """Finds the files that an address of a table names: on this machine, in an object store, or on any file system of fsspec.
 
-An address is a path, a path with wildcards, a folder, or a URL such as ``s3://bucket/orders/*.parquet``. pyarrow reads local files, S3, Google Cloud
-Storage, Azure and HDFS itself. Other schemes need fsspec and the package that fsspec asks for.
+An address is a path, a path with wildcards, a folder, or a URL such as ``s3://bucket/orders/*.parquet``.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from salientpp.addresses import Place, open_place, raise_in_words, reason_of, without_password, worded
 from salientpp.datasets.converted.named_files import by_numbers
-from salientpp.files import first_line, what_to_do
 from salientpp.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
-
-#: Schemes that pyarrow reads itself.
-_OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
 
 #: Letters of an address that make it a pattern. Square brackets are plain letters, because hosts of URLs have them.
 _MAGIC = re.compile(r"[*?]")
@@ -70,26 +66,6 @@ class TableFile:
         return _file_of(self.system, info, self.address, self.folders) if info.is_file else None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A file system, and a path or pattern in it.
-
-    Attributes:
-        shown: what stands before the path in errors.
-        base: folder from which errors name the files. Empty: errors name whole paths.
-    """
-
-    system: FileSystem
-    path: str
-    shown: str
-    base: str = ""
-
-    @property
-    def is_pattern(self) -> bool:
-        """Whether the path has wildcards. Addresses of web servers have a question mark before their query."""
-        return _MAGIC.search(self.path) is not None and "://" not in self.path
-
-
 def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]) -> list[TableFile]:
     """Returns the files that an address names, ordered by the numbers in their names.
 
@@ -107,7 +83,7 @@ def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]
         ValueError: the address cannot be read, or is the folder of a Delta or Iceberg table.
     """
     try:
-        place = _place_of(address, base, what)
+        place = open_place(address, base, what)
         return _files_of(place, what, endings)
     except (OSError, RuntimeError) as error:
         raise_in_words(what, without_password(address), error)
@@ -115,44 +91,6 @@ def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]
         if type(error) is ValueError:
             raise
         raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
-
-
-def raise_in_words(what: str, address: str, error: BaseException) -> NoReturn:
-    """Raises the OSError for a file that could not be opened or read. Its type and text say if it is missing or forbidden, or if the connection broke."""
-    reason = reason_of(error)
-    if getattr(error, "is_in_words", False):
-        raise error
-    if isinstance(error, FileNotFoundError):
-        raise _worded(FileNotFoundError, f"{what}: {address}: no such file ({reason})") from error
-    if isinstance(error, PermissionError) or re.search(
-        r"ACCESS_DENIED|AccessDenied|HTTP (status )?403|\b403\b", reason
-    ):
-        text = f"{what}: no permission to read {address} ({reason}); check the credentials, and what they may read"
-        raise _worded(PermissionError, text) from error
-    advice = what_to_do(error, "check the connection and the address, and run the same command again")
-    raise _worded(OSError, f"{what}: {address} cannot be read ({reason}); {advice}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Returns the first line of an error's text without the passwords of addresses."""
-    text = getattr(error, "strerror", None) or first_line(error)
-    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: without_password(found[0]), text)
-
-
-def _worded(kind: type[OSError], text: str) -> OSError:
-    """Returns an error that :func:`raise_in_words` raises again as it is."""
-    error: Any = kind(text)
-    error.is_in_words = True
-    return error
-
-
-def without_password(address: str) -> str:
-    """Returns an address without user, password and query, which may hold secrets."""
-    scheme, separator, rest = address.partition("://")
-    if not separator:
-        return address
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def name_of(address: str) -> str:
@@ -165,73 +103,33 @@ def name_of(address: str) -> str:
     return plain[-1].partition(".")[0] if plain else "table"
 
 
-def _place_of(address: str, base: Path, what: str) -> _Place:
-    from pyarrow import fs
-
-    scheme, separator, rest = address.partition("://")
-    if not separator:
-        is_relative = not os.path.isabs(address)
-        path = os.path.abspath(base / address)
-        return _Place(fs.LocalFileSystem(), path, "", os.path.abspath(base) if is_relative else "")
-    if scheme == "file":
-        return _Place(fs.LocalFileSystem(), os.path.abspath(unquote("/" + rest.partition("/")[2])), "")
-    if scheme not in _OF_PYARROW:
-        return _fsspec_place(address, scheme, what)
-    rest, _, query = rest.partition("?")
-    host, _, path = rest.partition("/")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if scheme == "s3" and region and "region=" not in query:  # else pyarrow asks for the region over the network
-        query = "&".join(filter(None, (query, f"region={region}")))
-    system, root = fs.FileSystem.from_uri(f"{scheme}://{host}/?{query}" if query else f"{scheme}://{host}/")
-    root = root.strip("/")
-    inside = f"{root}/{path}" if root else path
-    shown = f"{scheme}://" if root else f"{scheme}://{host.rpartition('@')[2]}/"
-    return _Place(system, inside.rstrip("/"), shown)
-
-
-def _fsspec_place(address: str, scheme: str, what: str) -> _Place:
-    from pyarrow import fs
-
-    try:
-        import fsspec
-    except ImportError as error:
-        raise ImportError(
-            f'{what}: {without_password(address)} is read with the "fsspec" package, which is not installed: pip install salientpp[tables]'
-        ) from error
-    try:
-        system, path = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise ImportError(f"{what}: {without_password(address)}: {first_line(error)}") from error
-    except ValueError as error:
-        known = sorted({*_OF_PYARROW, *fsspec.available_protocols()})
-        meant = did_you_mean(scheme, known)
-        raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
-    shown = "" if scheme in ("http", "https") else f"{scheme}://"
-    return _Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, shown)
-
-
-def _files_of(place: _Place, what: str, endings: Sequence[str]) -> list[TableFile]:
+def _files_of(place: Place, what: str, endings: Sequence[str]) -> list[TableFile]:
     from pyarrow import fs
 
     root = place.system.get_file_info(place.path)
     if root.is_file:
-        return [_file_of(place.system, root, _shown(place, root.path), ())]
+        return [_file_of(place.system, root, place.name(root.path), ())]
     if root.type == fs.FileType.Directory:
         found = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
         _refuse_lake(place, found, place.path, what)
         infos = [info for info in found if _is_data(info, place.path, endings)]
         if not infos:
-            raise _worded(
+            raise worded(
                 FileNotFoundError,
-                f"{what}: no file below {_shown(place, place.path)} ends in {', '.join(endings)} (also with .gz)",
+                f"{what}: no file below {place.name()} ends in {', '.join(endings)} (also with .gz)",
             )
-    elif place.is_pattern:
+    elif _is_pattern(place):
         infos = _matches(place, what, endings)
     else:
         raise _missing(place, what)
     infos.sort(key=lambda info: by_numbers(info.path))
-    folder = os.path.dirname(_fixed(place.path)) if place.is_pattern else place.path
-    return [_file_of(place.system, info, _shown(place, info.path), _folders(info.path, folder)) for info in infos]
+    folder = os.path.dirname(_fixed(place.path)) if _is_pattern(place) else place.path
+    return [_file_of(place.system, info, place.name(info.path), _folders(info.path, folder)) for info in infos]
+
+
+def _is_pattern(place: Place) -> bool:
+    """Whether the path has wildcards. Addresses of web servers have a question mark before their query."""
+    return _MAGIC.search(place.path) is not None and "://" not in place.path
 
 
 def _fixed(pattern: str) -> str:
@@ -240,7 +138,7 @@ def _fixed(pattern: str) -> str:
     return pattern[: found.start()] if found else pattern
 
 
-def _matches(place: _Place, what: str, endings: Sequence[str]) -> list[Any]:
+def _matches(place: Place, what: str, endings: Sequence[str]) -> list[Any]:
     """Returns the files that match a pattern, in any order. ValueError if it also matches a folder whose files would be left out."""
     from pyarrow import fs
 
@@ -263,21 +161,21 @@ def _matches(place: _Place, what: str, endings: Sequence[str]) -> list[Any]:
         names = [info.base_name for info in listed]
         some = ", ".join(sorted(names)[:5]) + (" ..." if len(names) > 5 else "")
         has = f"has {some}" if names else "does not exist or is empty"
-        text = f"{what}: no file matches {_shown(place, place.path)}; the folder {_shown(place, folder)} {has}"
-        raise _worded(FileNotFoundError, text)
+        text = f"{what}: no file matches {place.name()}; the folder {place.name(folder)} {has}"
+        raise worded(FileNotFoundError, text)
     return found
 
 
 def _refuse_folders(
-    place: _Place, folders: set[str], below: Sequence[Any], found: set[str], what: str, endings: Sequence[str]
+    place: Place, folders: set[str], below: Sequence[Any], found: set[str], what: str, endings: Sequence[str]
 ) -> None:
     """Raises ValueError if a table's file ``below`` a folder that matches a pattern is not ``found``. Spark writes ``orders.parquet`` as a folder."""
     for info in sorted(below, key=lambda info: info.path):
         folder = next((str(above) for above in PurePosixPath(info.path).parents if str(above) in folders), None)
         if folder is not None and info.path not in found and _is_data(info, folder, endings):
-            shown = _shown(place, place.path)
+            shown = place.name()
             raise ValueError(
-                f"{what}: {shown} also matches the folder {_shown(place, folder)}, whose files, such as {_shown(place, info.path)}, would be left out; "
+                f"{what}: {shown} also matches the folder {place.name(folder)}, whose files, such as {place.name(info.path)}, would be left out; "
                 f"write {shown}/* for the files of folders, or name folders and files one by one"
             )
 
@@ -289,18 +187,18 @@ def _expression(pattern: str) -> str:
     return "".join(meanings.get(part) or re.escape(part) for part in parts)
 
 
-def _missing(place: _Place, what: str) -> OSError:
+def _missing(place: Place, what: str) -> OSError:
     """Returns the error for a file that does not exist. It names the most similar file of the folder."""
     from pyarrow import fs
 
     folder, _, name = place.path.rpartition("/")
     listed = place.system.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)) if folder else []
     names = [info.base_name for info in listed]
-    text = f"{what}: {_shown(place, place.path)}: no such file or folder{did_you_mean(name, names)}"
-    return _worded(FileNotFoundError, text)
+    text = f"{what}: {place.name()}: no such file or folder{did_you_mean(name, names)}"
+    return worded(FileNotFoundError, text)
 
 
-def _refuse_lake(place: _Place, listed: Sequence[Any], folder: str, what: str) -> None:
+def _refuse_lake(place: Place, listed: Sequence[Any], folder: str, what: str) -> None:
     """Raises ValueError if the files belong to a Delta or Iceberg table, some of whose files may hold deleted rows."""
     for info in listed:
         inside = info.path[len(folder) :].strip("/")
@@ -308,7 +206,7 @@ def _refuse_lake(place: _Place, listed: Sequence[Any], folder: str, what: str) -
         if re.fullmatch(r"(.*/)?metadata/[^/]*\.metadata\.json", inside):
             kind = "iceberg"
         if kind:
-            shown = _shown(place, folder)
+            shown = place.name(folder)
             raise ValueError(
                 f"{what}: {shown} is a table of {kind.title()}; write {kind}:{shown}, which leaves out its deleted rows"
             )
@@ -342,12 +240,6 @@ def _folders(path: str, root: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(
         (unquote(name), None if value == _HIVE_NULL else unquote(value)) for name, equals, value in pairs if equals
     )
-
-
-def _shown(place: _Place, path: str) -> str:
-    if not place.shown and "://" not in path:
-        return os.path.relpath(path, place.base) if place.base else path
-    return without_password(f"{place.shown}{path.lstrip('/') if place.shown else path}")
 
 
 def _file_of(system: Any, info: Any, address: str, folders: tuple[tuple[str, str | None], ...]) -> TableFile:

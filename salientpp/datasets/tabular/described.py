@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from salientpp.datasets.tabular.addresses import without_password
+from salientpp.addresses import without_password
 from salientpp.datasets.tabular.lakes import LAKES
 from salientpp.datasets.tabular.profiles import TableProfile, plain_name
 from salientpp.datasets.tabular.propose import Reference, TableProposal

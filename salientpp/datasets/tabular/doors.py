@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from salientpp.addresses import without_password
 from salientpp.datasets.converted.pieces import counted
-from salientpp.datasets.tabular.addresses import find_table_files, without_password
+from salientpp.datasets.tabular.addresses import find_table_files
 from salientpp.datasets.tabular.column_types import joined_schema
 from salientpp.datasets.tabular.file_formats import FORMATS, sliced
 from salientpp.datasets.tabular.lakes import LAKES, open_lake

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from salientpp.addresses import raise_in_words, reason_of, without_password
 from salientpp.datasets.converted.named_files import by_numbers
-from salientpp.datasets.tabular.addresses import raise_in_words, reason_of, without_password
 from salientpp.datasets.tabular.file_formats import Looked, sliced
 from salientpp.files import first_line
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from salientpp.datasets.tabular.addresses import TableFile, raise_in_words, reason_of
+from salientpp.addresses import raise_in_words, reason_of
+from salientpp.datasets.tabular.addresses import TableFile
 from salientpp.datasets.tabular.file_formats import Looked, format_of, sliced
 from salientpp.datasets.tabular.text_tables import as_type, kinds_of_values
 from salientpp.files import first_line, replace_file

@@ -1,0 +1,176 @@
+"""Opens the file systems of addresses such as ``s3://bucket/folder``, and puts their errors into words without secrets.
+
+pyarrow reads local files, S3, Google Cloud Storage, Azure and HDFS itself. Other schemes need fsspec and the package that fsspec asks for. Both packages are
+imported only when an address is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote
+
+from salientpp.files import first_line, what_to_do
+from salientpp.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+#: Schemes that pyarrow reads itself.
+_OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
+
+
+def is_remote(address: object) -> bool:
+    """Returns True for a text with a scheme, such as ``s3://bucket/folder``. False for paths, ``file://`` and the addresses of storage hosts."""
+    scheme, separator, _ = str(address).partition("://")
+    return (
+        isinstance(address, str)
+        and bool(separator)
+        and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme) is not None
+        and scheme.lower() not in ("file", "salientpp")
+    )
+
+
+def local_path(address: str | os.PathLike[str]) -> Path:
+    """Returns the path of a path or of ``file:///path``."""
+    scheme, separator, rest = os.fspath(address).partition("://")
+    if separator and scheme.lower() == "file":
+        return Path(unquote("/" + rest.partition("/")[2]))
+    return Path(address)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file system, and a path or pattern in it.
+
+    Attributes:
+        shown: what stands before the path in errors.
+        base: folder from which errors name the files. Empty: errors name whole paths.
+    """
+
+    system: FileSystem
+    path: str
+    shown: str
+    base: str = ""
+
+    def name(self, path: str | None = None) -> str:
+        """Returns the name of a file or folder of the file system in errors, without passwords. None: the name of the place itself."""
+        path = self.path if path is None else path
+        if not self.shown and "://" not in path:
+            return os.path.relpath(path, self.base) if self.base else path
+        return without_password(f"{self.shown}{path.lstrip('/') if self.shown else path}")
+
+
+def open_place(address: str, base: Path, what: str) -> Place:
+    """Opens the file system of an address. ``base`` is the folder that a path is relative to; ``what`` stands before errors.
+
+    Raises:
+        OSError: the file system cannot be reached.
+        ImportError: a package is missing.
+        ValueError: the scheme is unknown, or the address cannot be read.
+    """
+    try:
+        from pyarrow import fs
+    except ImportError as error:
+        raise ImportError(
+            f'{what}: {without_password(address)} is read with the "pyarrow" package, which is not installed: pip install salientpp[tables]'
+        ) from error
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        is_relative = not os.path.isabs(address)
+        path = os.path.abspath(base / address)
+        return Place(fs.LocalFileSystem(), path, "", os.path.abspath(base) if is_relative else "")
+    if scheme == "file":
+        return Place(fs.LocalFileSystem(), os.path.abspath(unquote("/" + rest.partition("/")[2])), "")
+    if scheme not in _OF_PYARROW:
+        return _fsspec_place(address, scheme, what)
+    rest, _, query = rest.partition("?")
+    host, _, path = rest.partition("/")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if scheme == "s3" and region and "region=" not in query:  # else pyarrow asks for the region over the network
+        query = "&".join(filter(None, (query, f"region={region}")))
+    system, root = fs.FileSystem.from_uri(f"{scheme}://{host}/?{query}" if query else f"{scheme}://{host}/")
+    root = root.strip("/")
+    inside = f"{root}/{path}" if root else path
+    shown = f"{scheme}://" if root else f"{scheme}://{host.rpartition('@')[2]}/"
+    return Place(system, inside.rstrip("/"), shown)
+
+
+def _fsspec_place(address: str, scheme: str, what: str) -> Place:
+    from pyarrow import fs
+
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(
+            f'{what}: {without_password(address)} is read with the "fsspec" package, which is not installed: pip install salientpp[tables]'
+        ) from error
+    try:
+        system, path = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        raise ImportError(f"{what}: {without_password(address)}: {first_line(error)}") from error
+    except ValueError as error:
+        known = sorted({*_OF_PYARROW, *fsspec.available_protocols()})
+        meant = did_you_mean(scheme, known)
+        raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
+    shown = "" if scheme in ("http", "https") else f"{scheme}://"
+    return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, shown)
+
+
+@contextlib.contextmanager
+def in_words(what: str, address: str, *, writes: bool = False) -> Iterator[None]:
+    """Wraps calls of a file system, so that their errors become those of :func:`raise_in_words`. Packages of file systems have many types of errors."""
+    try:
+        yield
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:
+        raise_in_words(what, address, error, writes=writes)
+
+
+def raise_in_words(what: str, address: str, error: BaseException, *, writes: bool = False) -> NoReturn:
+    """Raises the OSError for a file that could not be read or, if ``writes``, written.
+
+    Its type and text say if the file is missing or forbidden, or if the connection broke.
+    """
+    reason, verb = reason_of(error), "write" if writes else "read"
+    if getattr(error, "is_in_words", False):
+        raise error
+    if isinstance(error, FileNotFoundError):
+        raise worded(FileNotFoundError, f"{what}: {address}: no such file ({reason})") from error
+    if isinstance(error, PermissionError) or re.search(
+        r"ACCESS_DENIED|AccessDenied|HTTP (status )?403|\b403\b", reason
+    ):
+        text = f"{what}: no permission to {verb} {address} ({reason}); check the credentials, and what they may {verb}"
+        raise worded(PermissionError, text) from error
+    advice = what_to_do(error, "check the connection and the address, and run the same command again")
+    raise worded(
+        OSError, f"{what}: {address} cannot be {'written' if writes else 'read'} ({reason}); {advice}"
+    ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error's text without the passwords of addresses."""
+    text = getattr(error, "strerror", None) or first_line(error)
+    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: without_password(found[0]), text)
+
+
+def worded(kind: type[OSError], text: str) -> OSError:
+    """Returns an error that :func:`raise_in_words` raises again as it is."""
+    error: Any = kind(text)
+    error.is_in_words = True
+    return error
+
+
+def without_password(address: str) -> str:
+    """Returns an address without user, password and query, which may hold secrets."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
