@@ -166,6 +166,11 @@ def _model(arguments: argparse.Namespace, device: Any) -> Any:
         raise ValueError(
             f"{arguments.model}: expected a torch.nn.Module, a function or a list of layers, got {type(model).__name__}; return the model"
         )
+    if arguments.num_neighbors is not None and not callable(model):
+        raise ValueError(
+            f"--num-neighbors calls one model with each batch, but {arguments.model} returned a {type(model).__name__} of layers; leave --num-neighbors out, "
+            "or return a torch.nn.Module or a function of batches"
+        )
     if arguments.checkpoint is not None:
         if not is_module:
             raise ValueError(
@@ -245,6 +250,7 @@ def _in_batches(arguments: argparse.Namespace, model: Any, data: Any, device: An
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.predictions.writer import PredictionWriter
 
+    _compare_models(model, data)
     type_, split = typed_seeds_of(arguments.seeds or "all", (None, "all"))
     loader = NeighborLoader(
         data, arguments.num_neighbors, _seeds(data, type_, split), batch_size=arguments.batch_size, shuffle=False, uneven="exact", device=device
@@ -260,6 +266,30 @@ def _in_batches(arguments: argparse.Namespace, model: Any, data: Any, device: An
             writer.write(store.n_id[: store.batch_size], outputs)
             progress.advance()
     return _total(writer.num_rows)
+
+
+def _compare_models(model: Any, data: Any) -> None:
+    """Raises ValueError on every rank if ranks have different parameters or buffers. Collective."""
+    from torch.nn.parameter import is_lazy
+
+    from salientpp.layerwise.layers import digests_of, modules_of
+    from salientpp.predictions.rank_files import comm_of
+    from salientpp.ranks.comm import DEFAULT_TIMEOUT
+    from salientpp.ranks.facts import check_same
+
+    comm = comm_of(data, None, DEFAULT_TIMEOUT)
+    if comm.size == 1:
+        return
+    with comm.together("compare its model") as told:
+        if any(is_lazy(value) for module in modules_of(model) for value in (*module.parameters(), *module.buffers())):
+            raise ValueError(
+                "the model has lazy parameters without values, which each rank would choose for itself; give --checkpoint, or call the model once before the "
+                "function returns it"
+            )
+        told.mine = digests_of(model)
+    check_same(
+        told.everyone, comm.of, advice="give --checkpoint, or load the same parameters in the function on every rank"
+    )
 
 
 def _seeds(data: Any, type_: str | None, split: str) -> Any:

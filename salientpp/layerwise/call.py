@@ -203,15 +203,13 @@ class Call:
         ]
         self.normalisation = Normalisation(self.lists, self.network.degrees("edge_weight" in edges))
         self.placement = source.exchange.placement
-        digests = digests_of(self.model)
         self.same = {
             "layers": list(map(str, self.network.layers)),
             "batch_edges": batch_edges,
             **self.names,
             "degrees": self.normalisation.kinds,
-            "parameters of the model (their digest)": digests["parameters"],
-            "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
-        }  # fmt: skip
+            **digests_of(self.model),
+        }
 
     def meet(self, source: BatchSource) -> None:
         """Gets the degrees of other parts' vertices from their owners, for layers that divide by degrees. Collective."""

@@ -246,14 +246,18 @@ def _in_evaluation(model: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 
 def digests_of(model: Any) -> dict[str, str]:
-    """Computes digests of the parameters and of the buffers. Digests of two models are equal if the values are equal bit by bit."""
+    """Computes digests of the parameters and of the buffers, by names for errors. Digests of two models are equal if the values are equal bit by bit."""
     digests = {}
-    for kind in ("parameters", "buffers"):
+    names = {
+        "parameters": "parameters of the model (their digest)",
+        "buffers": "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)",
+    }
+    for kind, name in names.items():
         digest = hashlib.sha256()
         for module in modules_of(model):
             for value in getattr(module, kind)():
                 digest.update(bytes_of(value.cpu()).numpy().data)
-        digests[kind] = digest.hexdigest()[:16]
+        digests[name] = digest.hexdigest()[:16]
     return digests
 
 

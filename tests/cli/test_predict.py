@@ -19,6 +19,7 @@ import salientpp
 __all__ = ["wide_terminal"]
 
 MODELS = """
+import os
 import torch
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
@@ -67,6 +68,19 @@ def broken():
 
 def nothing():
     return None
+
+def random():
+    model = Scores()
+    torch.nn.init.uniform_(model.factor, generator=torch.Generator().manual_seed(int(os.environ["RANK"])))
+    return model
+
+def statistics():
+    model = Scores()
+    model.register_buffer("mean", torch.tensor(float(os.environ["RANK"])))
+    return model
+
+def lazy():
+    return torch.nn.Sequential(Scores(), torch.nn.LazyLinear(1))
 """
 
 
@@ -165,6 +179,46 @@ def test_the_ranks_of_a_job_share_the_work(folder):
 
 
 @pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("random", "all ranks must have the same parameters of the model (their digest), got "),
+        ("statistics", "all ranks must have the same buffers of the model (their digest"),
+        (
+            "lazy",
+            "the model has lazy parameters without values, which each rank would choose for itself; give --checkpoint",
+        ),
+    ],
+)
+def test_ranks_with_different_models_write_nothing(folder, model, text):
+    words = ["predict", f"models:{model}", "shop", "--out", "scores", "--num-neighbors", "2", "--seeds", "user:all"]
+    (folder / "batches.py").write_text(RANK.format(words=words))
+    with pytest.raises(AssertionError) as raised:
+        run_script(folder / "batches.py", 2)
+    assert text in str(raised.value)
+    assert not Path("scores").exists()
+
+
+def test_a_checkpoint_makes_different_models_equal(folder):
+    torch.save({"factor": torch.tensor(1.0)}, "model.pt")
+    words = [
+        "predict",
+        "models:random",
+        "shop",
+        "--out",
+        "scores",
+        "--num-neighbors",
+        "2",
+        "--seeds",
+        "user:all",
+        "--checkpoint",
+        "model.pt",
+    ]
+    (folder / "batches.py").write_text(RANK.format(words=words))
+    run_script(folder / "batches.py", 2)
+    assert sorted(parquet.read_table("scores").column("output").to_pylist()) == list(range(40))
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (
@@ -180,6 +234,10 @@ def test_the_ranks_of_a_job_share_the_work(folder):
             "expected a torch.nn.Module, a function or a list of layers, got NoneType",
         ),
         ("models:layers parts --out a.parquet --checkpoint graph.pt", "--checkpoint needs a torch.nn.Module, but"),
+        (
+            "models:layers parts --out a --num-neighbors 2",
+            "--num-neighbors calls one model with each batch, but models:layers returned a list of layers; leave --num-neighbors out",
+        ),
         ("models:sage parts --out a.parquet --checkpoint no.pt", "no.pt"),
         ("models:sage parts --out a.parquet --checkpoint other.pt", "other.pt: the parameters do not fit the model ("),
         ("models:sage parts --out a.parquet --checkpoint list.pt", "list.pt: expected a state_dict, got list"),
