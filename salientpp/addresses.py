@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 #: Schemes that pyarrow reads itself.
 _OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
 
+#: User and password of an address without its scheme. Passwords with a slash or a question mark must be quoted; those that are not are hidden nevertheless.
+_SECRET = re.compile(r"^(?:[^/?]*@|[^/?@:]*:(?!\d*(?:[/?]|$))[^@]*@)")
 
-def is_remote(address: object) -> bool:
-    """Returns True for a text with a scheme, such as ``s3://bucket/folder``. False for paths, ``file://`` and the addresses of storage hosts."""
-    scheme, separator, _ = str(address).partition("://")
-    return (
-        isinstance(address, str)
-        and bool(separator)
-        and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme) is not None
-        and scheme.lower() not in ("file", "salientpp")
-    )
+
+def is_address(place: object) -> bool:
+    """Returns True for a text with a scheme, such as ``s3://bucket/folder``. A path object is always a path."""
+    return isinstance(place, str) and re.match(r"[A-Za-z][\w+.-]*://", place) is not None
+
+
+def is_remote(place: object) -> bool:
+    """Returns True for an address, except ``file://`` and the addresses of storage hosts."""
+    return is_address(place) and str(place).partition("://")[0].lower() not in ("file", "salientpp")
 
 
 def local_path(address: str | os.PathLike[str]) -> Path:
@@ -78,27 +80,32 @@ def open_place(address: str, base: Path, what: str) -> Place:
         from pyarrow import fs
     except ImportError as error:
         raise ImportError(
-            f'{what}: {without_password(address)} is read with the "pyarrow" package, which is not installed: pip install salientpp[tables]'
+            f'{what}: {without_password(address)} needs the "pyarrow" package, which is not installed: pip install salientpp[tables]'
         ) from error
     scheme, separator, rest = address.partition("://")
     if not separator:
         is_relative = not os.path.isabs(address)
         path = os.path.abspath(base / address)
         return Place(fs.LocalFileSystem(), path, "", os.path.abspath(base) if is_relative else "")
+    scheme = scheme.lower()
     if scheme == "file":
-        return Place(fs.LocalFileSystem(), os.path.abspath(unquote("/" + rest.partition("/")[2])), "")
+        return Place(fs.LocalFileSystem(), os.path.abspath(local_path(address)), "")
     if scheme not in _OF_PYARROW:
-        return _fsspec_place(address, scheme, what)
+        return _fsspec_place(f"{scheme}://{rest}", scheme, what)
     rest, _, query = rest.partition("?")
     host, _, path = rest.partition("/")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if scheme == "s3" and region and "region=" not in query:  # else pyarrow asks for the region over the network
         query = "&".join(filter(None, (query, f"region={region}")))
-    system, root = fs.FileSystem.from_uri(f"{scheme}://{host}/?{query}" if query else f"{scheme}://{host}/")
-    root = root.strip("/")
-    inside = f"{root}/{path}" if root else path
-    shown = f"{scheme}://" if root else f"{scheme}://{host.rpartition('@')[2]}/"
-    return Place(system, inside.rstrip("/"), shown)
+    try:
+        # Not the whole address, in whose path pyarrow would replace %20, and not allow spaces.
+        system, root = fs.FileSystem.from_uri(f"{scheme}://{host}/?{query}" if query else f"{scheme}://{host}/")
+    except ValueError as error:  # of pyarrow
+        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
+    inside = root if root.endswith("/") or not root else f"{root}/"  # a bucket, or the slash of HDFS
+    shown = f"{scheme}://" if inside.strip("/") else f"{scheme}://{host.rpartition('@')[2]}/"
+    path = f"{inside}{path}"
+    return Place(system, path.rstrip("/") or path, shown)
 
 
 def _fsspec_place(address: str, scheme: str, what: str) -> Place:
@@ -108,14 +115,16 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
         import fsspec
     except ImportError as error:
         raise ImportError(
-            f'{what}: {without_password(address)} is read with the "fsspec" package, which is not installed: pip install salientpp[tables]'
+            f'{what}: {without_password(address)} needs the "fsspec" package, which is not installed: pip install salientpp[tables]'
         ) from error
     try:
         system, path = fsspec.core.url_to_fs(address)
     except ImportError as error:
-        raise ImportError(f"{what}: {without_password(address)}: {first_line(error)}") from error
+        raise ImportError(f"{what}: {without_password(address)}: {reason_of(error)}") from error
     except ValueError as error:
         known = sorted({*_OF_PYARROW, *fsspec.available_protocols()})
+        if scheme in known:
+            raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
         meant = did_you_mean(scheme, known)
         raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
     shown = "" if scheme in ("http", "https") else f"{scheme}://"
@@ -170,7 +179,4 @@ def worded(kind: type[OSError], text: str) -> OSError:
 def without_password(address: str) -> str:
     """Returns an address without user, password and query, which may hold secrets."""
     scheme, separator, rest = address.partition("://")
-    if not separator:
-        return address
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}://{_SECRET.sub('', rest).partition('?')[0]}" if separator else address

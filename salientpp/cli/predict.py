@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_together(arguments)
-    from salientpp.predictions.destination import shown_address
+    from salientpp.addresses import without_password
 
     files = files_of(arguments, "json")
     with _job() as launch:
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 number = _in_batches(arguments, model, data, device, progress)
     if launch.rank == 0:
-        out = shown_address(arguments.out)
+        out = without_password(arguments.out)
         found = {"out": out, "rows": number, "ranks": launch.world_size}
         contents = {"json": lambda: (json.dumps(found, indent=1) + "\n").encode()}
         terminal.finish(files, contents, arguments.written, lambda: [f"{number:,} rows are in {out}"])

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from typing import BinaryIO
 
-from salientpp.files import first_line, where_to_write
+from salientpp.addresses import is_address, local_path, open_place, reason_of, without_password
+from salientpp.files import where_to_write
 
 #: Object stores copy objects up to 5 GB by themselves. The bytes of larger ones pass through this process.
 _MOST_COPIED = 2**32
@@ -25,25 +24,8 @@ _MOST_COPIED = 2**32
 #: Bytes that are copied at once.
 _CHUNK = 2**24
 
-#: Schemes that pyarrow opens itself.
-_OF_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-
 #: File systems that have no folders, only names with slashes.
 _WITHOUT_FOLDERS = ("s3", "gcs")
-
-
-def is_address(out: str | os.PathLike[str]) -> bool:
-    """Returns True for text such as ``s3://bucket/folder``. A path object is always on a disk."""
-    return isinstance(out, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", out) is not None
-
-
-def shown_address(out: str | os.PathLike[str]) -> str:
-    """Returns an address without user, password and query, which may hold secrets, and a path as it is."""
-    if not is_address(out):
-        return os.fspath(out)
-    scheme, _, rest = str(out).partition("://")
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def folder_at(out: str | os.PathLike[str]) -> Folder:
@@ -53,13 +35,8 @@ def folder_at(out: str | os.PathLike[str]) -> Folder:
         ImportError: the package that reaches the address is missing.
         ValueError: no package knows the address.
     """
-    if not is_address(out):
-        return LocalFolder(Path(out))
-    address = str(out)
-    scheme, _, rest = address.partition("://")
-    if scheme.lower() == "file":  # not urlsplit, for which ? and # end the path
-        return LocalFolder(Path(unquote("/" + rest.partition("/")[2])))
-    return RemoteFolder(address)
+    is_local = not is_address(out) or str(out).lower().startswith("file://")
+    return LocalFolder(local_path(out)) if is_local else RemoteFolder(str(out))
 
 
 class Folder(ABC):
@@ -158,8 +135,18 @@ class RemoteFolder(Folder):
     """Folder at an address that pyarrow or fsspec reaches."""
 
     def __init__(self, address: str) -> None:
-        self.name = shown_address(address).rstrip("/")
-        self._files, self._path = _file_system(address)
+        self.name = without_password(address).rstrip("/")
+        try:
+            place = open_place(address, Path(), "out")
+        except Exception as error:  # every package has its own errors
+            if type(error) is ValueError or isinstance(error, (ImportError, MemoryError)):
+                raise
+            raise ValueError(
+                f"out: {self.name} cannot be opened ({reason_of(error)}); check the address, the network and the credentials"
+            ) from error
+        self._files, self._path = place.system, place.path.rstrip("/")
+        if not self._path.strip("/"):
+            raise ValueError(f"out: {without_password(address)} must name a folder, such as s3://bucket/folder")
 
     def prepare(self) -> None:
         probe = f".{secrets.token_hex(4)}"
@@ -170,7 +157,7 @@ class RemoteFolder(Folder):
                 pass
         except Exception as error:  # every package has its own errors
             raise ValueError(
-                f"{self.name} cannot be written ({_first_line(error)}); check the address and the credentials, or choose another"
+                f"{self.name} cannot be written ({reason_of(error)}); check the address and the credentials, or choose another"
             ) from error
         with contextlib.suppress(Exception):  # some accounts may write and not delete
             self._delete(probe)
@@ -181,7 +168,7 @@ class RemoteFolder(Folder):
         try:
             found = self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
         except Exception as error:
-            raise ValueError(f"{self.name} cannot be read ({_first_line(error)}); choose another") from error
+            raise ValueError(f"{self.name} cannot be read ({reason_of(error)}); choose another") from error
         return [each.base_name for each in found]
 
     def _at(self, name: str) -> str:
@@ -219,51 +206,4 @@ class RemoteFolder(Folder):
             except (OSError, MemoryError):
                 raise
             except Exception as error:  # every package has its own errors
-                raise OSError(_first_line(error)) from error
-
-
-def _file_system(address: str) -> tuple[Any, str]:
-    """Returns pyarrow's file system for an address, and the path in it."""
-    fs = _pyarrow_fs()
-    try:
-        files, path = fs.FileSystem.from_uri(address)
-    except Exception as error:
-        if urlsplit(address).scheme in _OF_PYARROW:
-            raise ValueError(
-                f"{shown_address(address)} cannot be opened ({_first_line(error)}); check the address, the network and the credentials"
-            ) from None
-        files, path = _of_fsspec(address)
-        files = fs.PyFileSystem(fs.FSSpecHandler(files))
-    if not path.strip("/"):
-        raise ValueError(f"{shown_address(address)} must name a folder, such as s3://bucket/folder")
-    return files, path.rstrip("/")
-
-
-def _of_fsspec(address: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for an address, and the path in it."""
-    try:
-        import fsspec
-
-        return fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise ImportError(
-            f"{shown_address(address)} needs a package that is not installed: {_first_line(error)}"
-        ) from error
-    except Exception as error:
-        raise ValueError(
-            f"{shown_address(address)} cannot be opened ({_first_line(error)}); give a folder, or an address such as s3://bucket/folder"
-        ) from error
-
-
-def _pyarrow_fs() -> Any:
-    try:
-        from pyarrow import fs
-    except ImportError as error:
-        raise ImportError(
-            'an address is written with the "pyarrow" package, which is not installed: pip install salientpp[tables]'
-        ) from error
-    return fs
-
-
-def _first_line(error: BaseException) -> str:
-    return re.sub(r"\w[\w+.-]*://[^\s'\")]+", lambda found: shown_address(found[0]), first_line(error))
+                raise OSError(reason_of(error)) from error

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salientpp.predictions.destination import Folder, folder_at, is_address
+from salientpp.addresses import is_address
+from salientpp.predictions.destination import Folder, folder_at
 from salientpp.predictions.outputs import check_column, named_outputs
 from salientpp.predictions.parquet_writer import new_parquet, rows_of_group, table_of
 from salientpp.predictions.table_keys import keys_of

@@ -267,7 +267,7 @@ def test_a_bucket_of_s3_gets_whole_files(monkeypatch):
     ("address", "text"),
     [
         ("memory://", "memory:// must name a folder, such as s3://bucket/folder"),
-        ("nowhere://a/b", "nowhere://a/b cannot be opened (Protocol not known: nowhere); give a folder"),
+        ("nowhere://a/b", "out: nowhere://a/b has the unknown scheme nowhere://"),
         ("https://127.0.0.1:1/a", "https://127.0.0.1:1/a"),
     ],
 )
@@ -286,7 +286,12 @@ def test_an_address_of_a_file_is_a_folder_on_this_disk(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "address", ["nowhere://me:secret@a/b", "s3://me:secret@a/b?endpoint_override=http://127.0.0.1:1"]
+    "address",
+    [
+        "nowhere://me:secret@a/b",
+        "s3://me:secret@a/b?endpoint_override=http://127.0.0.1:1&region=us-east-1",
+        "s3://me:se/secret@a/b?region=us-east-1",
+    ],
 )
 def test_errors_do_not_show_passwords(address):
     with pytest.raises((ValueError, ImportError)) as raised:

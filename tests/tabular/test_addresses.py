@@ -1,0 +1,79 @@
+"""Tables and predictions open addresses in one way, and show no secrets of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from table_packages import package
+
+from salientpp.addresses import is_address, is_remote, open_place, reason_of, without_password
+from salientpp.datasets.tabular.doors import open_table
+from salientpp.predictions.destination import folder_at
+from salientpp.predictions.parquet_writer import new_parquet
+
+pa, fs = package("pyarrow"), package("pyarrow.fs")
+
+
+@pytest.mark.parametrize(
+    "address, shown",
+    [
+        ("s3://me:secret@b/a?secret_key=secret", "s3://b/a"),
+        ("s3://me:se/secret@b/a", "s3://b/a"),  # slashes of passwords must be quoted, and often are not
+        ("s3://me:se?secret@b/a", "s3://b/a"),
+        ("s3://me:secret@secret@b/a", "s3://b/a"),
+        ("https://token@host:8080/a@1/b:2@3", "https://host:8080/a@1/b:2@3"),
+        ("hdfs://host:8020/a:b/c@d", "hdfs://host:8020/a:b/c@d"),
+        ("s3://b/a@b", "s3://b/a@b"),
+        ("http://host:80?token=secret@b", "http://host:80"),
+        ("/a:b@c?d", "/a:b@c?d"),
+    ],
+)
+def test_an_address_is_shown_without_secrets(address, shown):
+    assert without_password(address) == shown
+    assert reason_of(ValueError(f"cannot parse '{address}' at all")) == f"cannot parse '{shown}' at all"
+
+
+def test_an_address_has_a_scheme():
+    addresses = ["s3://b/a", "S3://b", "salientpp://host:1", "file:///a", "memory://a"]
+    assert all(map(is_address, addresses)) and not any(map(is_address, ["/a", "a://b"[1:], Path("s3://b"), None]))
+    assert [*filter(is_remote, addresses)] == ["s3://b/a", "S3://b", "memory://a"]
+
+
+@pytest.mark.parametrize(
+    "address", ["memory://rows/my%20rows", "MEMORY://rows/a b", "file://{}/a%20b", "FILE://{}/c", "{}/what?"]
+)
+def test_predictions_at_an_address_are_a_table_at_the_same_address(tmp_path, address):
+    package("fsspec")
+    address = address.format(tmp_path)
+    table = pa.table({"id": range(5)})
+    folder = folder_at(address)
+    folder.prepare()
+    with new_parquet(folder, "part-00000.parquet") as file:
+        file.append(table)
+        file.finish(table.schema)
+    read = open_table([address], tmp_path, "t")
+    assert [row for each in read.batches(["id"], 10) for row in each.batch.column("id").to_pylist()] == [*range(5)]
+    assert not any("secret" in facts["address"] for facts in read.facts())
+
+
+@pytest.mark.parametrize(
+    "address, root, path, shown",
+    [
+        ("s3://bucket/a b/c%20d/", "bucket", "bucket/a b/c%20d", "s3://bucket/a b/c%20d"),
+        ("S3://bucket", "bucket", "bucket", "s3://bucket"),
+        ("abfs://box@host/a/*.csv", "box/", "box/a/*.csv", "abfs://box/a/*.csv"),
+        ("hdfs://me@host:8020/a/b", "/", "/a/b", "hdfs://host:8020/a/b"),
+        ("hdfs://host", "/", "/", "hdfs://host/"),
+    ],
+)
+def test_paths_stay_as_they_stand_in_an_address(monkeypatch, address, root, path, shown):
+    """``root`` is the path that pyarrow returns for the address of the whole file system."""
+    asked: list[str] = []
+    stand_in: Any = SimpleNamespace(from_uri=lambda uri: (asked.append(uri), root))
+    monkeypatch.setattr(fs, "FileSystem", stand_in)
+    place = open_place(address, Path(), "t")
+    assert (place.path, place.name()) == (path, shown)
+    assert "%20" not in asked[0] and " " not in asked[0]
