@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from salientpp.engine.agreement import Facts
 from salientpp.engine.source import BatchSource
 from salientpp.files import check_output, save_array, written_whole
 from salientpp.loader.values import Options
-from salientpp.predictions.part_files import ParquetParts, is_parquet
+from salientpp.predictions.destination import LocalFolder
+from salientpp.predictions.part_files import ParquetParts, check_others, is_parquet
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Schedule
 from salientpp.store.directory.opened import PartitionedGraph
@@ -78,17 +78,7 @@ class ArrayParts:
                 f"rows of {like.dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
             ) from None
         make_folder(folder)
-        try:
-            found = [(path.name, re.fullmatch(r"part-(\d{5,})\.npy", path.name)) for path in folder.iterdir()]
-        except OSError as error:
-            raise ValueError(f"the folder {folder} cannot be read ({error.strerror}); choose another") from None
-        others = sorted(name for name, match in found if match is not None and int(match[1]) >= num_parts)
-        if others:
-            # They may be results that somebody needs. Left in place, they would be taken for rows of this graph.
-            raise ValueError(
-                f"the folder {folder} must have no files of other parts than the {num_parts} of this graph, but it has {others[0]}"
-                f"{f' and {len(others) - 1} more' if others[1:] else ''}; remove them, or choose another folder as out="
-            )
+        check_others(LocalFolder(folder), "part-*.npy", num_parts, f"of other parts than the {num_parts} of this graph")
         for part_id in part_ids:
             check_output(self._file_of(part_id))
 

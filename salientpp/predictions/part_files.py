@@ -49,7 +49,7 @@ class ParquetParts:
             first, last = self._range(part_id)
             self._keys.read(torch.arange(first, min(first + 1, last), device="cpu"))
         self._folder.prepare()
-        check_others(self._folder, "part", num_parts, f"of other parts than the {num_parts} of this graph")
+        check_others(self._folder, "part-*.parquet", num_parts, f"of other parts than the {num_parts} of this graph")
 
     @contextlib.contextmanager
     def written(self, part_id: int, rows: Tensor) -> Iterator[None]:
@@ -71,10 +71,11 @@ class ParquetParts:
         return (0, self._keys.num_vertices) if self._book is None else self._book.range_of(part_id)
 
 
-def check_others(folder: Folder, kind: str, number: int, others: str) -> None:
-    """Raises ValueError if the folder has files ``<kind>-<k>.parquet`` with k >= ``number``. ``others``: a description of these files."""
-    found = [(name, re.fullmatch(rf"{kind}-(\d{{5,}})\.parquet", name)) for name in folder.file_names()]
-    left = sorted(name for name, match in found if match is not None and int(match[1]) >= number)
+def check_others(folder: Folder, name: str, number: int, others: str) -> None:
+    """Raises ValueError if the folder has files with k >= ``number`` in place of the star of ``name``. ``others``: a description of these files."""
+    pattern = re.escape(name).replace(re.escape("*"), r"(\d{5,})")
+    found = [(each, re.fullmatch(pattern, each)) for each in folder.file_names()]
+    left = sorted(each for each, match in found if match is not None and int(match[1]) >= number)
     if left:
         # They may be results that somebody needs. Readers of the folder would take them for results of this run.
         more = f" and {len(left) - 1} more" if left[1:] else ""

@@ -47,7 +47,7 @@ class RankFile:
             with comm.together("open its file of predictions"):
                 folder = folder_at(out)
                 folder.prepare()
-                check_others(folder, "part", comm.size, f"of other ranks than the {comm.size} of this job")
+                check_others(folder, "part-*.parquet", comm.size, f"of other ranks than the {comm.size} of this job")
                 file = stack.enter_context(new_parquet(folder, f"part-{comm.rank:05d}.parquet"))
             self._file: ParquetOutput | None = file
             self._is_broken = False
