@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,30 @@ def test_names_are_plain_and_singular():
         "x",
         "table",
     ]
+
+
+UUIDS = [uuid.UUID(int=2**100 + 7919 * i) for i in range(60)]
+FORMS = {
+    "uuid": lambda found: pa.array([each.bytes for each in found], pa.uuid()),
+    "16 bytes": lambda found: pa.array([each.bytes for each in found], pa.binary(16)),
+    "bytes": lambda found: pa.array([each.bytes for each in found], pa.binary()),
+    "text": lambda found: pa.array(list(map(str, found))),
+    "categories": lambda found: pa.array(list(map(str, found))).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize(
+    "form, of_keys", [*((form, form) for form in FORMS), ("uuid", "16 bytes"), ("16 bytes", "uuid")]
+)
+def test_uuids_are_keys_and_references(tmp_path, monkeypatch, form, of_keys):
+    monkeypatch.chdir(tmp_path)
+    parquet.write_table(pa.table({"age": [1] * 60, "customer_id": FORMS[of_keys](UUIDS)}), "customers.parquet")
+    ends = {name: FORMS[form](RNG.choice(UUIDS, 200)) for name in ("from_customer", "to_customer_id")}
+    parquet.write_table(pa.table({**ends, "n": [1] * 200}), "calls.parquet")
+    customers, calls = propose_graph(["customers.parquet", "calls.parquet"], tmp_path, 1000)
+    assert customers.key == ("customer_id",)
+    assert [(each.column, each.to, each.missing) for each in calls.references] == [
+        (name, "customer", 0) for name in ends
+    ]
+    assert main(["describe", "customers.parquet", "calls.parquet", "--out", "graph.toml"]) == 0
+    assert main(["convert", "tables:graph.toml", "graph"]) == 0

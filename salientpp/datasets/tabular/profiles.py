@@ -13,6 +13,7 @@ from salientpp.datasets.tabular.addresses import name_of
 from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.columns import CATEGORY, MOMENT, staged_type
 from salientpp.datasets.tabular.doors import open_table
+from salientpp.datasets.tabular.rows import plain_column, plain_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,24 +138,21 @@ def _profile(name: str, column: pa.ChunkedArray) -> ColumnProfile:
     import pyarrow as pa
 
     found = staged_type(column.type)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if str(column.type) == "string_view":
-        column = column.cast(pa.large_string())
+    plain = pa.chunked_array([plain_column(chunk) for chunk in column.chunks], plain_type(column.type))
     try:
-        values = column.unique().drop_null()
+        values = plain.unique().drop_null()
         distinct = len(values)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists and structures
         values, distinct = None, 0
-    kept = values if _may_be_key(column.type) else None
+    kept = values if _may_be_key(plain.type) else None
     return ColumnProfile(name, column.type, found and found[0], len(column), column.null_count, distinct, kept)
 
 
 def _may_be_key(type_: pa.DataType) -> bool:
     from pyarrow import types
 
-    is_bytes = types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_)
-    return types.is_integer(type_) or types.is_decimal(type_) or is_text(type_) or is_bytes or "uuid" in str(type_)
+    is_bytes = types.is_large_binary(type_) or types.is_fixed_size_binary(type_)  # also UUIDs
+    return types.is_integer(type_) or types.is_decimal(type_) or is_text(type_) or is_bytes
 
 
 def plain_name(name: str) -> str:

@@ -233,7 +233,7 @@ def _reference(
     """
     import pyarrow.compute as pc
 
-    if column.group != key.group or (column.group == "other" and column.type != key.type):
+    if column.group != key.group or (column.group == "other" and column.values.type != key.values.type):
         return None
     values, have = (_widest(each.values) for each in (column, key))
     missing = len(values) - int(pc.sum(pc.is_in(values, value_set=have)).as_py() or 0)
