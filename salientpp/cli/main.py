@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import re
 import reprlib
 import sys
@@ -93,6 +94,8 @@ def _in_words(error: Exception) -> str:
     """Returns the text of an error for stderr. An error of the operating system gets the file's name and advice."""
     if not isinstance(error, OSError) or error.errno is None or not str(error).startswith("[Errno "):
         return str(error)
+    if error.filename is None and error.strerror != os.strerror(error.errno):  # words of this package
+        return error.strerror
     where = "a file" if error.filename is None else reprlib.repr(str(error.filename))
     return f"{where} cannot be used ({error.strerror}); {what_to_do(error, 'check the path and its permissions')}"
 

@@ -17,6 +17,7 @@ from salientpp.datasets.tabular.addresses import TableFile
 from salientpp.datasets.tabular.file_formats import Looked, format_of, sliced
 from salientpp.datasets.tabular.text_tables import as_type, kinds_of_values
 from salientpp.files import first_line, replace_file
+from salientpp.store.directory.journal import says_what_to_do
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -194,7 +195,6 @@ class ObjectPart:
 
         if self.is_spooled:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"stream-{self._number}.arrow"
         hashed = _Digest()
         if self._stream is None:
@@ -208,7 +208,14 @@ class ObjectPart:
                     for some in sliced(batch, _DIGEST_ROWS):
                         writer.write_batch(some)
 
-        replace_file(path, write)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, write)
+        except OSError as error:
+            if error.errno is None:  # of the library that makes the rows
+                raise
+            with says_what_to_do(path):
+                raise
         system = fs.LocalFileSystem()
         info = system.get_file_info(str(path))
         file = TableFile(self.address, system, str(path), info.size, info.mtime_ns, None)

@@ -84,7 +84,8 @@ class Journal:
         journal._save()  # first, so that a killed run leaves a directory that is known as ours and as incomplete
         (root / MANIFEST).unlink(missing_ok=True)
         journal._clear()
-        journal.work.mkdir()
+        with says_what_to_do(journal.work):
+            journal.work.mkdir()
         return journal
 
     def _claim(self, overwrite: bool, name: Path) -> None:
@@ -168,7 +169,8 @@ class Journal:
     def finish(self, manifest: str) -> None:
         """Removes files that only the job needed, and writes the manifest. The caller then removes the journal."""
         self._clear()
-        save(self.root / MANIFEST, manifest)
+        with says_what_to_do(self.root / MANIFEST):
+            save(self.root / MANIFEST, manifest)
 
     def _clear(self) -> None:
         """Removes the folder ``work``, and files that jobs wrote for steps that are not finished."""
@@ -178,10 +180,11 @@ class Journal:
     def _save(self) -> None:
         lines = [self._head, {"known": sorted(self.known)}]
         lines += [{"step": name, **done} for name, done in self.steps.items()]
-        save(self.root / JOURNAL, "\n".join(map(json.dumps, lines)))
+        with says_what_to_do(self.root / JOURNAL):
+            save(self.root / JOURNAL, "\n".join(map(json.dumps, lines)))
 
     def _add(self, line: Mapping[str, Any]) -> None:
-        with (self.root / JOURNAL).open("a") as file:
+        with says_what_to_do(self.root / JOURNAL), (self.root / JOURNAL).open("a") as file:
             file.write(f"{json.dumps(line)}\n")
             file.flush()
             os.fsync(file.fileno())
