@@ -15,14 +15,15 @@ def killed_at(owner: Any, name: str, number: int, after: bool, work: Callable[[]
     """Runs ``work`` in a fork, which kills itself at call ``number`` of ``owner.name``: before it, or ``after`` it. Checks that it was killed."""
     pid = os.fork()
     if not pid:
-        _die_at(owner, name, number, after)
+        die_at(owner, name, number, after)
         work()
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (owner, name, number, after, status)
 
 
-def _die_at(owner: Any, name: str, number: int, after: bool) -> None:
+def die_at(owner: Any, name: str, number: int, after: bool) -> None:
+    """Replaces ``owner.name`` by a function that kills this process at its call ``number``: before it, or ``after`` it."""
     original, calls = getattr(owner, name), 0
 
     def call(*arguments: Any, **named: Any) -> Any:
