@@ -612,6 +612,23 @@ def test_a_wrong_description_says_what_to_change(tmp_path, customer, placed, tex
     assert not (tmp_path / "shop").exists()
 
 
+@pytest.mark.parametrize("name", ["a\0", "\ud800", "a\nb", "\x1b[31m"])
+def test_names_have_no_control_characters(tmp_path, name):
+    entry = {"table": write_parquet(tmp_path, "v", {"id": [1]}), "key": "id"}
+    with pytest.raises(ValueError, match="nodes must be named by words without a comma and control characters, got"):
+        convert({"nodes": {name: entry}}, tmp_path / "graph")
+    edges = {f"v,{name}x,v": {"table": "v.parquet", "source": "id", "target": "id"}}
+    with pytest.raises(ValueError, match="edges must be named by words without control characters, got 'v,"):
+        convert({"nodes": {"v": entry}, "edges": edges}, tmp_path / "graph")
+
+
+def test_a_mistake_in_the_first_table_leaves_no_hidden_folder(tmp_path):
+    """Without a finished step, the next run has nothing to go on with."""
+    with pytest.raises(ValueError, match="1 row has the key of another row"):
+        convert({"nodes": {"v": {"table": pa.table({"id": [1, 1]}), "key": "id"}}}, tmp_path / "graph")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_relation_between_unknown_types_suggests_one(tmp_path):
     described = shop(tmp_path)
     described["edges"]["custmer,placed,order"] = described["edges"].pop("customer,placed,order")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,6 +23,9 @@ from salientpp.suggestions import did_you_mean
 
 #: What an entry of a description may hold, for errors.
 _COLUMNS = "a column's name, or a list of them"
+
+#: Letters that names of types and relations cannot have: terminals, files and other programs do not take them.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 #: Policy -> its values; the first is the default.
 NODE_POLICIES = {"duplicates": ("error", "drop"), "null_keys": ("error", "drop")}
@@ -149,8 +153,8 @@ def _json_of(value: object) -> str:
 
 
 def _node_table(type_: object, entry: object, name: str) -> NodeTable:
-    if not isinstance(type_, str) or not type_ or "," in type_:
-        raise ValueError(f"{name}: nodes must be named by words without a comma, got {type_!r}")
+    if not isinstance(type_, str) or not type_ or "," in type_ or _CONTROL.search(type_):
+        raise ValueError(f"{name}: nodes must be named by words without a comma and control characters, got {type_!r}")
     read = _Entry(entry, f"{name}: [nodes.{type_}]", NodeTable, NODE_POLICIES)
     table = NodeTable(
         type_,
@@ -178,6 +182,8 @@ def _edge_table(relation: object, entry: object, name: str) -> EdgeTable:
             f'{name}: edges must be named by source type, relation and target type, as in [edges."customer,placed,order"], got {relation!r}'
         )
     title = ",".join(words)
+    if _CONTROL.search(title):
+        raise ValueError(f"{name}: edges must be named by words without control characters, got {title!r}")
     read = _Entry(entry, f'{name}: [edges."{title}"]', EdgeTable, EDGE_POLICIES)
     table = EdgeTable(
         (words[0], words[1], words[2]),

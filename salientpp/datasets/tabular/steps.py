@@ -77,7 +77,7 @@ class Steps:
 
 @contextlib.contextmanager
 def working_folder(work: Path, root: Path) -> Iterator[Path]:
-    """Makes and locks the folder ``work`` for a ``with`` block, and removes it at the end. If the block raises, the folder stays for the next run.
+    """Makes and locks the folder ``work`` for a ``with`` block, and removes it at the end. If the block raises, finished steps stay for the next run.
 
     Yields an empty folder inside it, for copies of streams. ``root`` is the directory that is written, for errors.
 
@@ -103,7 +103,7 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
             is_complete = True
         finally:
             shutil.rmtree(work / _SPOOL, ignore_errors=True)
-            if is_complete or all(path.is_file() for path in work.iterdir()):  # or no step has begun
+            if is_complete or not any(work.glob(f"*/{_DONE}")):  # or no step is finished
                 with contextlib.suppress(OSError):
                     _forget(work)
                 shutil.rmtree(work, ignore_errors=True)
