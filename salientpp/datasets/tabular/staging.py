@@ -23,6 +23,7 @@ from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGr
 from salientpp.datasets.tabular.doors import Table, TableBatch, open_table
 from salientpp.datasets.tabular.encodings import examine_columns, warn_without_training
 from salientpp.datasets.tabular.joining import JoinedEdges, join_edges, missing_keys
+from salientpp.datasets.tabular.keyed import key_types
 from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
 from salientpp.datasets.tabular.rows import RowFile
 from salientpp.datasets.tabular.source import StagedGraph, describe_source, staged_columns
@@ -30,6 +31,7 @@ from salientpp.datasets.tabular.steps import Steps, working_folder
 from salientpp.processes import lazy
 from salientpp.progress import Progress
 from salientpp.store.directory.owned import hidden_name
+from salientpp.store.keys import adapt_keys
 
 T = TypeVar("T")
 
@@ -125,6 +127,7 @@ def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[
         planned.append(PlannedTable(opened[same], plan, progress))
         _warn_of_left_out(plan)
     _check_times([each.plan for each in planned])
+    _check_keys(graph, planned)
     return planned
 
 
@@ -151,6 +154,18 @@ def _check_times(plans: Sequence[ColumnPlan]) -> None:
             f"{kinds[True]} has timestamps as time, and {kinds[False]} has numbers, which cannot be compared; write timestamps in both, or name one "
             "column in drop"
         )
+
+
+def _check_keys(graph: TableGraph, planned: Sequence[PlannedTable]) -> None:
+    """Raises ValueError if a column cannot be a key, or if a relation names vertices by another type of key than they have."""
+    import pyarrow
+
+    keys = {node.name: key_types(each, node.key, node.title) for node, each in zip(graph.nodes, planned)}
+    for edge, each in zip(graph.edges, planned[len(graph.nodes) :]):
+        for end, columns, type_ in ("source", edge.source, edge.name[0]), ("target", edge.target, edge.name[2]):
+            own = key_types(each, columns, f"{edge.title}, {end}")
+            names = " and ".join(map(repr, columns))
+            adapt_keys([pyarrow.nulls(0, of) for of in own], keys[type_], f"{edge.title}, {end} {names}")
 
 
 class _Staging:

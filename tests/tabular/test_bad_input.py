@@ -1,0 +1,86 @@
+"""Bad tables are refused in words that name the entry, the column, the file and the row, and as early as the mistake can be known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from table_packages import package
+
+from salientpp.datasets import convert, load_dataset
+from salientpp.datasets.tabular import staging
+
+pa, parquet = package("pyarrow"), package("pyarrow.parquet")
+
+
+def shop(folder: Path, vertices: dict[str, Any], edges: dict[str, Any], **relation: Any) -> dict[str, Any]:
+    """Writes a table of vertices with the key ``id``, and one of edges from ``a`` to ``b``. Returns their description."""
+    for name, columns in ("v", vertices), ("e", edges):
+        parquet.write_table(pa.table(columns), folder / f"{name}.parquet")
+    described = {"table": str(folder / "e.parquet"), "source": "a", "target": "b", **relation}
+    return {"nodes": {"v": {"table": str(folder / "v.parquet"), "key": "id"}}, "edges": {"v,to,v": described}}
+
+
+@pytest.mark.parametrize(
+    "vertices, edges, words",
+    [
+        (
+            {"id": [1]},
+            {"a": [1], "b": ["1"]},
+            r"edges.v,to,v, target 'b': keys that refer to each other must have the same type, got large_string here and int64",
+        ),
+        ({"id": [1.0]}, {"a": [1], "b": [1]}, r"nodes.v, column 'id': a key must hold integers.*got double; cast"),
+        (
+            {"id": [1]},
+            {"a": [True], "b": [1]},
+            r"edges.v,to,v, source, column 'a': a key must hold .*, got bool; cast",
+        ),
+        (
+            {"id": [1]},
+            {"a": [1], "c": [1]},
+            r"edges.v,to,v: target must name columns of the table \(a, c\), got 'b'",
+        ),
+    ],
+)
+def test_mistakes_about_keys_are_found_before_rows_are_read(tmp_path, monkeypatch, vertices, edges, words):
+    described = shop(tmp_path, vertices, edges)
+    monkeypatch.setattr(staging.PlannedTable, "batches", lambda *_: pytest.fail("rows were read"))
+    with pytest.raises(ValueError, match=words):
+        convert(described, tmp_path / "graph")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.parquet", "v.parquet"]
+
+
+@pytest.mark.parametrize("change", ["other content", "other time", "removed", "between two passes"])
+def test_a_table_that_changes_is_refused_and_the_next_run_takes_the_new_one(tmp_path, monkeypatch, change):
+    described = shop(tmp_path, {"id": [1, 2], "w": [5, 6]}, {"a": [1], "b": [2]})
+    path, read = tmp_path / "v.parquet", staging.PlannedTable.batches
+    passes: list[str] = []
+
+    def change_file():
+        size = path.stat().st_size
+        if change == "removed":
+            path.unlink()
+            return
+        if change != "other time":
+            parquet.write_table(pa.table({"id": [1, 3], "w": [5, 7]}), path)
+        os.utime(path, ns=(0, 10**18))
+        assert path.stat().st_size == size
+
+    def changes(self, columns, most_rows):
+        passes.append(self.plan.title)
+        is_between = change == "between two passes"
+        if is_between and passes == ["nodes.v"] * 2:  # the first one looks at some rows
+            change_file()
+        yield from read(self, columns, most_rows)
+        if not is_between and path.exists():
+            change_file()
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"nodes.v: .*v.parquet (changed|was removed)"):
+        patch.setattr(staging.PlannedTable, "batches", changes)
+        convert(described, tmp_path / "graph")
+    assert not (tmp_path / "graph").exists()
+    shop(tmp_path, {"id": [1, 2, 9], "w": [5, 6, 7]}, {"a": [1], "b": [2]})
+    data: Any = load_dataset(f"converted:{convert(described, tmp_path / 'graph')}")
+    assert sorted(data["v"].w.tolist()) == [5, 6, 7]
