@@ -15,6 +15,8 @@ import pytest
 from broken_server import BrokenServer
 from table_packages import package
 
+from salientpp.datasets import convert, load_dataset
+from salientpp.datasets.tabular import staging
 from salientpp.datasets.tabular.doors import Table, open_table
 
 pa, parquet = package("pyarrow"), package("pyarrow.parquet")
@@ -109,6 +111,44 @@ def test_a_broken_connection_is_an_error_and_a_second_pass_works(store):
     store.proxy.breaks = ""
     assert keys_of(table) == TABLE["id"].to_pylist()
     table.check_unchanged()
+
+
+def test_a_conversion_whose_connection_breaks_goes_on_and_repeats_no_finished_step(store, tmp_path, monkeypatch):
+    edges = pa.table({"a": TABLE["id"], "b": TABLE["id"].take(pa.array(range(N - 1, -1, -1)))})
+    parquet.write_table(edges, tmp_path / "e.parquet", row_group_size=500, compression="none")
+    store.put("links/e.parquet", tmp_path / "e.parquet")
+    relation = {"table": f"s3://shop/links/*.parquet{store.query}", "source": "a", "target": "b"}
+    nodes = {"v": {"table": f"s3://shop/orders/*.parquet{store.query}", "key": "id"}}
+    described = {"nodes": nodes, "edges": {"v,to,v": relation}}
+    read, reads, join = staging.PlannedTable.batches, list[str](), staging.join_edges
+
+    def counted(self, columns, most_rows):
+        reads.append(self.plan.title)
+        return read(self, columns, most_rows)
+
+    def broken(*arguments, **named):
+        store.proxy.breaks = "links/e.parquet"
+        return join(*arguments, **named)
+
+    monkeypatch.setattr(staging.PlannedTable, "batches", counted)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"edges.v,to,v: s3://shop/links/e.parquet after"):
+        patch.setattr(staging, "join_edges", broken)
+        convert(described, tmp_path / "graph")
+    assert {*reads} == {"nodes.v", "edges.v,to,v"} and not (tmp_path / "graph").exists()
+    store.proxy.breaks = ""
+    reads.clear()
+    data: Any = load_dataset(f"converted:{convert(described, tmp_path / 'graph')}")
+    assert {*reads} == {"edges.v,to,v"}
+    assert data["v"].num_nodes == data["v", "to", "v"].adj_t.values().numel() == N
+
+
+def test_permission_that_is_taken_away_is_an_error_with_the_file(store):
+    table = store.table("shop/orders/*.parquet")
+    store.proxy.forbids = "part-1"
+    with pytest.raises(PermissionError, match=r"nodes.t: no permission to read s3://shop/orders/part-1.parquet"):
+        keys_of(table)
+    with pytest.raises(PermissionError, match=r"nodes.t: no permission to read s3://shop/orders/part-1.parquet"):
+        table.check_unchanged()
 
 
 def test_a_connection_that_breaks_at_the_start_is_an_error(store):
