@@ -84,3 +84,21 @@ def test_a_table_that_changes_is_refused_and_the_next_run_takes_the_new_one(tmp_
     shop(tmp_path, {"id": [1, 2, 9], "w": [5, 6, 7]}, {"a": [1], "b": [2]})
     data: Any = load_dataset(f"converted:{convert(described, tmp_path / 'graph')}")
     assert sorted(data["v"].w.tolist()) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "type_, value, shown",
+    [
+        (pa.timestamp("us"), 2**62, f"<value out of range: {2**62}>"),
+        (pa.timestamp("us", "UTC"), 2**62, "17036-"),
+        (pa.date32(), 2**31 - 1, f"<value out of range: {2**31 - 1}>"),
+        (pa.string(), "x" * 1000, "'x{76}\\.\\.\\. "),
+    ],
+)
+def test_keys_that_python_cannot_show_are_named(tmp_path, type_, value, shown):
+    keys, twice = pa.array([value], type_), pa.array([value] * 2, type_)
+    with pytest.raises(ValueError, match=f"nodes.v: 1 row has the key of another row, for example id={shown}"):
+        convert({"nodes": {"v": {"table": pa.table({"id": twice}), "key": "id"}}}, tmp_path / "graph")
+    table = pa.table({"id": keys, "w": pa.array([None], pa.int64())})
+    with pytest.raises(ValueError, match=rf"nodes.v: column 'w' of int64 has no value .*\(v id={shown.rstrip()}"):
+        convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "graph")

@@ -67,11 +67,15 @@ def has_null(columns: Sequence[pa.Array], num_rows: int) -> np.ndarray:
 
 def key_text(names: Sequence[str], columns: Sequence[pa.Array], row: int) -> str:
     """Returns the key of a row for errors and reports, such as ``customer_id='c17'``."""
-    text = ", ".join(f"{name}={_shown(column[row].as_py())}" for name, column in zip(names, columns))
+    text = ", ".join(f"{name}={_shown(column[row])}" for name, column in zip(names, columns))
     return text if len(names) == 1 else f"({text})"
 
 
-def _shown(value: Any) -> str:
+def _shown(scalar: Any) -> str:
+    try:
+        value = scalar.as_py()
+    except OverflowError:  # Python has no such year
+        value = scalar.cast("string")
     text = repr(value) if isinstance(value, (str, bytes, int)) or value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

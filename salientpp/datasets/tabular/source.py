@@ -22,6 +22,7 @@ from salientpp.datasets.tabular.encodings import (
     split_mask_rows,
 )
 from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges
+from salientpp.datasets.tabular.keyed import key_text
 from salientpp.datasets.tabular.numbering import NumberedVertices
 from salientpp.store.key_table import KeyTable
 
@@ -64,8 +65,8 @@ class _VertexNames:
     vertices: Mapping[str, NumberedVertices]
 
     def __call__(self, vertex: int) -> str:
-        keys = KeyTable(self.vertices[self.type_].keys.path).rows([vertex]).to_pylist()[0]
-        return f"{self.type_} {', '.join(f'{name}={value!r}' for name, value in keys.items())}"
+        keys = KeyTable(self.vertices[self.type_].keys.path).rows([vertex])
+        return f"{self.type_} {key_text(keys.column_names, keys.columns, 0)}"
 
 
 @dataclass(frozen=True)
