@@ -102,3 +102,10 @@ def test_keys_that_python_cannot_show_are_named(tmp_path, type_, value, shown):
     table = pa.table({"id": keys, "w": pa.array([None], pa.int64())})
     with pytest.raises(ValueError, match=rf"nodes.v: column 'w' of int64 has no value .*\(v id={shown.rstrip()}"):
         convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "graph")
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused(tmp_path):
+    described = {"nodes": {"v": {"table": pa.table({"id": [1]}), "key": "id"}}}
+    with pytest.raises(ValueError, match="must be a name in UTF-8, because pyarrow takes no other; choose another"):
+        convert(described, tmp_path / os.fsdecode(b"a\xff"))
+    assert not any(tmp_path.iterdir())

@@ -102,6 +102,53 @@ def test_a_conversion_of_tables_goes_on_after_a_full_disk(tmp_path):
         assert "repeat the same command: it continues after the last finished step" in text, (case, text)
 
 
+#: Writes predictions with no limit, then with a limit on the size of files.
+_PREDICTIONS = """
+import resource, sys
+from pathlib import Path
+import torch
+import salientpp
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+
+folder, data = Path(sys.argv[1]), Data(x=torch.randn(5000, 3), edge_index=torch.randint(0, 5000, (2, 5000)))
+
+def with_writer(out):
+    with salientpp.PredictionWriter(out, data) as writer:
+        for ids in torch.arange(5000).split(1000):
+            writer.write(ids, torch.randn(len(ids), 8))
+
+def layer_by_layer(out):
+    salientpp.inference([SAGEConv(3, 8)], data, out=out)
+
+def bytes_of(out):
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+for work, out in (with_writer, "w.parquet"), (layer_by_layer, "i.parquet"), (layer_by_layer, "arrays"):
+    work(folder / out)
+    whole = bytes_of(folder / out)
+    for limit in 0, 1_000, max(map(len, whole.values())) - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            work(folder / out)
+        except OSError as error:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            print(error)
+        else:
+            raise SystemExit(f"{out} fits in {limit}")
+        assert bytes_of(folder / out) == whole, (out, limit)
+"""
+
+
+def test_predictions_on_a_full_disk_leave_the_earlier_ones(tmp_path):
+    done = subprocess.run([sys.executable, "-c", _PREDICTIONS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 9
+    for text in said:
+        assert str(tmp_path) in text and "cannot be written (File too large)" in text, text
+
+
 def test_the_command_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     words = f"{tmp_path}/keys.arrow cannot be written (No space left on device); the disk is full: make room"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import types
 import typing
@@ -82,8 +83,14 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
     Yields an empty folder inside it, for copies of streams. ``root`` is the directory that is written, for errors.
 
     Raises:
-        ValueError: another process is writing ``root``, or ``work`` holds other files.
+        ValueError: another process is writing ``root``, ``work`` holds other files, or its name is not UTF-8.
     """
+    try:
+        os.fsencode(work).decode()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{str(root)!r} must be a name in UTF-8, because pyarrow takes no other; choose another"
+        ) from None
     with says_what_to_do(work):
         work.mkdir(parents=True, exist_ok=True)
     with alone(work, root):
