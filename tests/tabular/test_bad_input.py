@@ -1,4 +1,4 @@
-"""Bad tables are refused in words that name the entry, the column, the file and the row, and as early as the mistake can be known."""
+"""Errors of bad tables name the entry, the column, the file and the row, and come as early as the mistake can be known."""
 
 from __future__ import annotations
 
@@ -84,6 +84,22 @@ def test_a_table_that_changes_is_refused_and_the_next_run_takes_the_new_one(tmp_
     shop(tmp_path, {"id": [1, 2, 9], "w": [5, 6, 7]}, {"a": [1], "b": [2]})
     data: Any = load_dataset(f"converted:{convert(described, tmp_path / 'graph')}")
     assert sorted(data["v"].w.tolist()) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("row", [0, 1, 499, 998, 999])
+@pytest.mark.parametrize(
+    "type_, good, bad",
+    [(pa.uint64(), 1, 2**63), (pa.timestamp("ms"), 1, 2**62), (pa.list_(pa.uint64()), [1], [2**63])],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_file_and_row(tmp_path, type_, good, bad, row):
+    values = pa.array([bad if i == row or i > max(row, 700) else good for i in range(1000)], type_)
+    parquet.write_table(pa.table({"id": range(1000, 1010), "w": pa.array([good] * 10, type_)}), tmp_path / "1.parquet")
+    parquet.write_table(pa.table({"id": range(1000), "w": values}), tmp_path / "2.parquet", row_group_size=100)
+    described = {"nodes": {"v": {"table": str(tmp_path / "*.parquet"), "key": "id"}}}
+    with pytest.raises(
+        ValueError, match=rf"2.parquet, row {row}: column 'w' must fit .*, or name it in drop of nodes.v"
+    ):
+        convert(described, tmp_path / "graph")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The schemas of a table's parts are joined, or refused in words."""
+"""The schemas of a table's parts are joined, or refused with an error that names the part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that fills up at any stage of a conversion of tables, or of writing predictions, is an error in words, and nothing half written is taken for whole."""
+"""A disk that fills up while tables are converted or predictions are written gives an error that names the file. The next run goes on."""
 
 from __future__ import annotations
 

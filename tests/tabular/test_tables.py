@@ -623,7 +623,7 @@ def test_names_have_no_control_characters(tmp_path, name):
 
 
 def test_a_mistake_in_the_first_table_leaves_no_hidden_folder(tmp_path):
-    """Without a finished step, the next run has nothing to go on with."""
+    """The next run could go on only with finished steps."""
     with pytest.raises(ValueError, match="1 row has the key of another row"):
         convert({"nodes": {"v": {"table": pa.table({"id": [1, 1]}), "key": "id"}}}, tmp_path / "graph")
     assert not any(tmp_path.iterdir())

@@ -6,6 +6,7 @@ in the order of the vertices, :mod:`~salientpp.datasets.tabular.encodings` makes
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -87,8 +88,8 @@ class ColumnPlan:
                 staged = as_staged(array, self.types[name], name in self._moments)
             except pyarrow.ArrowInvalid as error:
                 raise ValueError(
-                    f"{where(0)} or a row after it: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, or name it in drop of "
-                    f"{self.title}"
+                    f"{where(_first_unfit(array, self.types[name]))}: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, "
+                    f"or name it in drop of {self.title}"
                 ) from error
             arrays.append(staged)
         return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
@@ -130,6 +131,24 @@ def as_staged(array: Any, type_: Any, is_moment: bool) -> Any:
         return pyarrow.array(whole, pyarrow.int64(), mask=_is_null(array))
     zone = array.type.tz if types.is_timestamp(array.type) else None
     return array.cast(pyarrow.timestamp("us", tz=zone)).cast(pyarrow.int64())
+
+
+def _first_unfit(array: Any, type_: Any) -> int:
+    """Returns the first row of an array whose value cannot be cast by :func:`as_staged`. There is one."""
+    import pyarrow
+
+    is_moment = (staged_type(array.type) or ("", None))[0] == MOMENT
+
+    def fails(length: int) -> bool:
+        # A copy, because pyarrow casts all numbers of a slice of lists.
+        some = pyarrow.concat_arrays([array.slice(0, length), array.slice(0, 0)])
+        try:
+            as_staged(some, type_, is_moment)
+        except pyarrow.ArrowInvalid:
+            return True
+        return False
+
+    return bisect.bisect_left(range(1, len(array)), True, key=fails)
 
 
 def _is_null(array: Any) -> np.ndarray:
