@@ -95,7 +95,7 @@ def _in_words(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno is None or not str(error).startswith("[Errno "):
         return str(error)
     if error.filename is None and error.strerror != os.strerror(error.errno):  # words of this package
-        return error.strerror
+        return str(error.strerror)
     where = "a file" if error.filename is None else reprlib.repr(str(error.filename))
     return f"{where} cannot be used ({error.strerror}); {what_to_do(error, 'check the path and its permissions')}"
 

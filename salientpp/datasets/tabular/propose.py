@@ -233,7 +233,8 @@ def _reference(
     """
     import pyarrow.compute as pc
 
-    if column.group != key.group or (column.group == "other" and column.values.type != key.values.type):
+    types = [getattr(each.values, "type", each.type) for each in (column, key)]
+    if column.group != key.group or (column.group == "other" and types[0] != types[1]):
         return None
     values, have = (_widest(each.values) for each in (column, key))
     missing = len(values) - int(pc.sum(pc.is_in(values, value_set=have)).as_py() or 0)
