@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,36 @@ def test_keys_that_python_cannot_show_are_named(tmp_path, type_, value, shown):
     table = pa.table({"id": keys, "w": pa.array([None], pa.int64())})
     with pytest.raises(ValueError, match=rf"nodes.v: column 'w' of int64 has no value .*\(v id={shown.rstrip()}"):
         convert({"nodes": {"v": {"table": table, "key": "id"}}}, tmp_path / "graph")
+
+
+@pytest.mark.parametrize("damage", ["removed", "empty", "cut"])
+def test_a_finished_step_whose_files_were_damaged_is_repeated(tmp_path, monkeypatch, damage):
+    described = shop(tmp_path, {"id": [1, 2], "w": [5, 6]}, {"a": [1], "b": [2], "u": [1.5]})
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(staging, "describe_source", stopped)
+        convert(described, tmp_path / "graph")
+    staged, kept = tmp_path / ".graph.staged", tmp_path / "kept"
+    shutil.copytree(staged, kept)
+    expected = None
+    names = [path.relative_to(kept) for path in kept.rglob("*") if path.is_file() and path.name != "staged.json"]
+    assert len(names) > 8
+    for name in [None, *names]:
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.copytree(kept, staged)
+        if name is not None:
+            whole = (staged / name).read_bytes()
+            (staged / name).unlink() if damage == "removed" else (staged / name).write_bytes(
+                whole[: len(whole) // 2] if damage == "cut" else b""
+            )
+        graph = convert(described, tmp_path / "graph")
+        found = {path.name: path.read_bytes() for path in graph.iterdir()}
+        expected = expected or found
+        assert found == expected, name
+        shutil.rmtree(graph)
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_refused(tmp_path):

@@ -1,7 +1,7 @@
 """Remembers the finished steps of staging in their folder, so that a stopped conversion goes on, and unchanged tables are not read again.
 
-Each step writes into a folder of its own. Once its files are on disk, ``done.json`` there records its results. A folder without this file is of a step that
-was stopped; the step begins again.
+Each step writes into a folder of its own. Once its files are on disk, ``done.json`` there records its results and the sizes of the files. A folder without
+this file, or with other files, is of a step that was stopped or damaged; the step begins again.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class Steps:
         The result is a ``kind``: a dataclass of numbers, texts, paths in the folder, and such dataclasses; or a dictionary that JSON can hold.
         """
         folder = self.work / name
-        done = folder / _DONE
-        if done.is_file():
-            return _restored(kind, json.loads(done.read_text()))
+        finished = _finished(folder)
+        if finished is not None:
+            return _restored(kind, finished)
         with says_what_to_do(folder):
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir()
         result = step(folder)
-        facts = _facts_of(result)
-        text = json.dumps(facts, default=str)
+        sizes = {}
         with says_what_to_do(folder):
-            for path in folder.rglob("*"):
+            for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     to_disk(path)
-            save(done, text)
-        return _restored(kind, json.loads(text))
+                    sizes[str(path.relative_to(folder))] = path.stat().st_size
+            save(folder / _DONE, json.dumps({"result": _facts_of(result), "sizes": sizes}, default=str))
+        return _restored(kind, _finished(folder))
 
 
 @contextlib.contextmanager
@@ -130,6 +130,16 @@ def _head_of(work: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return head if isinstance(head, dict) and head.get("format") == _FORMAT else None
+
+
+def _finished(folder: Path) -> Any | None:
+    """Returns the result of a finished step, as JSON kept it. None: the step is not finished, or its files are no longer as it left them."""
+    try:
+        done = json.loads((folder / _DONE).read_text())
+        is_whole = all((folder / name).stat().st_size == size for name, size in done["sizes"].items())
+        return done["result"] if is_whole else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _facts_of(result: Any) -> Any:
