@@ -127,7 +127,7 @@ def bytes_of(out):
 for work, out in (with_writer, "w.parquet"), (layer_by_layer, "i.parquet"), (layer_by_layer, "arrays"):
     work(folder / out)
     whole = bytes_of(folder / out)
-    for limit in 0, 1_000, max(map(len, whole.values())) - 1:
+    for limit in 0, 1_000, max(map(len, whole.values())) // 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             work(folder / out)
