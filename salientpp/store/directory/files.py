@@ -149,21 +149,30 @@ class Arrays:
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        block = memoryview(bytearray(_READ_BYTES))
-        while count := file.readinto(block):
-            digest.update(block[:count])
+        return sha256_of_file(file)
+
+
+def sha256_of_file(file: Any) -> str:
+    """Returns the SHA-256 of the bytes of an open binary file from its position on, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(_READ_BYTES))
+    while count := file.readinto(block):
+        digest.update(block[:count])
     return digest.hexdigest()
 
 
 def quick_checksum(path: Path) -> int:
-    size = path.stat().st_size
-    checksum = zlib.crc32(str(size).encode())
     with path.open("rb") as file:
-        if size <= _QUICK_BLOCK * _QUICK_BLOCKS:
-            return zlib.crc32(file.read(), checksum)
-        for block in range(_QUICK_BLOCKS):
-            file.seek((size - _QUICK_BLOCK) * block // (_QUICK_BLOCKS - 1))
-            checksum = zlib.crc32(file.read(_QUICK_BLOCK), checksum)
+        return quick_checksum_of(file, path.stat().st_size)
+
+
+def quick_checksum_of(file: Any, size: int) -> int:
+    """Returns the checksum of sampled blocks of an open binary file of ``size`` bytes, which may be seeked."""
+    checksum = zlib.crc32(str(size).encode())
+    if size <= _QUICK_BLOCK * _QUICK_BLOCKS:
+        return zlib.crc32(file.read(), checksum)
+    for block in range(_QUICK_BLOCKS):
+        file.seek((size - _QUICK_BLOCK) * block // (_QUICK_BLOCKS - 1))
+        checksum = zlib.crc32(file.read(_QUICK_BLOCK), checksum)
     return checksum

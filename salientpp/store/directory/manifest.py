@@ -255,9 +255,8 @@ _TYPES: Mapping[int, tuple[Schema, Schema]] = {
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    path = root / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
+        text = (root / MANIFEST).read_text()
     except (FileNotFoundError, NotADirectoryError):
         kind, _, named = str(root).partition(":")
         if kind == "converted" and has_manifest(named):
@@ -268,9 +267,23 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"`salientpp partition`{f', or rename back {aside[-1]}, which a killed run was replacing' if aside else ''}"
         ) from None
     except OSError as error:
-        raise cannot_be_read(path, error) from None
+        raise cannot_be_read(root / MANIFEST, error) from None
+    except ValueError as error:
+        raise _no_json(root, error) from None
+    return parse_manifest(text, root)
+
+
+def _no_json(root: object, error: Exception) -> DatasetError:
+    return DatasetError(f"{root}/{MANIFEST} is not valid JSON ({error}); partition again")
+
+
+def parse_manifest(text: str | bytes, root: object) -> dict[str, Any]:
+    """Returns the checked manifest that a text holds. ``root`` is the path or address of its directory, for errors. Raises DatasetError if it is wrong."""
+    path = f"{root}/{MANIFEST}"
+    try:
+        manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
+        raise _no_json(root, error) from None
     if isinstance(manifest, dict) and manifest.get("format") == CONVERTED:
         raise DatasetError(
             f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
