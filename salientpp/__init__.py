@@ -28,6 +28,7 @@ if _TYPE_CHECKING:
     from salientpp.store.directory.local_copy import copy_to_disk
     from salientpp.store.directory.opened import PartitionedGraph
     from salientpp.store.directory.rewrite import rewrite_topology
+    from salientpp.store.directory.upload import upload
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import inclusion_probability
 
@@ -57,6 +58,7 @@ _MODULES = {
     "partition": "store.directory.writer",
     "rewrite_topology": "store.directory.rewrite",
     "serve": "loader.serve",
+    "upload": "store.directory.upload",
 }
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "partition",
     "rewrite_topology",
     "serve",
+    "upload",
 ]
 
 

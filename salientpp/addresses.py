@@ -132,8 +132,21 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
 
 
 @contextlib.contextmanager
+def opening(what: str, address: str) -> Iterator[None]:
+    """Wraps the opening of an address, so that errors name it. An address that cannot be understood is a ValueError, others as in :func:`raise_in_words`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise_in_words(what, without_password(address), error)
+    except ValueError as error:  # errors of pyarrow are also ValueErrors
+        if type(error) is ValueError:
+            raise
+        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
+
+
+@contextlib.contextmanager
 def in_words(what: str, address: str, *, writes: bool = False) -> Iterator[None]:
-    """Wraps calls of a file system, so that their errors become those of :func:`raise_in_words`. Packages of file systems have many types of errors."""
+    """Wraps the reading or writing of a file, so that each error becomes that of :func:`raise_in_words`. Packages have many types of errors."""
     try:
         yield
     except (MemoryError, ImportError):

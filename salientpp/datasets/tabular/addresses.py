@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from salientpp.addresses import Place, open_place, raise_in_words, reason_of, without_password, worded
+from salientpp.addresses import Place, open_place, opening, without_password, worded
 from salientpp.datasets.converted.named_files import by_numbers
 from salientpp.suggestions import did_you_mean
 
@@ -82,15 +82,8 @@ def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]
         ImportError: a package is missing.
         ValueError: the address cannot be read, or is the folder of a Delta or Iceberg table.
     """
-    try:
-        place = open_place(address, base, what)
-        return _files_of(place, what, endings)
-    except (OSError, RuntimeError) as error:
-        raise_in_words(what, without_password(address), error)
-    except ValueError as error:  # errors of pyarrow are also ValueErrors
-        if type(error) is ValueError:
-            raise
-        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
+    with opening(what, address):
+        return _files_of(open_place(address, base, what), what, endings)
 
 
 def name_of(address: str) -> str:

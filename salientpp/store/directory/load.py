@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.arguments import as_integer
+from salientpp.addresses import is_remote, local_path
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
@@ -21,9 +20,10 @@ from salientpp.sessions.protocol import is_address
 from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
 from salientpp.store.directory.fetched import FetchedArrays
 from salientpp.store.directory.files import DatasetError, verify_file
+from salientpp.store.directory.kept_copies import copy_of_address
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.directory.roles import OpenedBy
+from salientpp.store.directory.roles import OpenedBy, checked_storage_ranks
 from salientpp.suggestions import suggest_arguments
 
 
@@ -39,8 +39,9 @@ def load(
     """Opens a dataset directory. Every rank calls it.
 
     Args:
-        root: a directory that :func:`partition` wrote, or ``salientpp://host:port``, the address of a storage host (``salientpp serve``). The ranks of this
-            job then only train, and read rows from the storage hosts.
+        root: a directory that :func:`partition` wrote; or its address, such as ``s3://bucket/graph``, from which the files that this rank reads are first
+            copied to this host's folder of temporary files (``TMPDIR``), see :func:`copy_to_disk`; or ``salientpp://host:port``, the address of a storage
+            host (``salientpp serve``). The ranks of this job then only train, and read rows from the storage hosts.
         part_id: the part to serve. None: in an initialised process group, rank r serves part ``r // ranks_per_part``. With fewer ranks than parts,
             a rank serves several parts as one (:mod:`salientpp.ranks.placement`). Without a process group, the process serves part 0 if it is the only
             part.
@@ -54,7 +55,8 @@ def load(
         DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
         ValueError: the number of ranks does not fit the number of parts, the part does not exist, or this rank is not in the group.
         StorageError: a storage host cannot be reached or refuses the session.
-        OSError: this host's disk cannot keep a file that a storage host sent.
+        OSError: an address cannot be read, or this host's disk cannot keep a file of an address or of a storage host.
+        ImportError: a package that reads the address is missing.
         DifferentVersions: a storage host runs another version of this package.
     """
     if is_address(root):
@@ -65,7 +67,9 @@ def load(
         return _load_from_hosts(str(root))
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
-    root = Path(root)
+    if is_remote(root):
+        root = copy_of_address(str(root), part_id, verify, process_group, storage_ranks)
+    root = local_path(root)
     manifest = read_manifest(root)
     num_parts = manifest["num_parts"]
     if part_id is not None and not 0 <= part_id < num_parts:
@@ -128,26 +132,6 @@ def check_files(part: PartitionedGraph, served: range | None, verify: str) -> No
         check_is_there(root, part_id)
     if verify == "full":
         _check_contents(part.whole, sorted(checked))
-
-
-def checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:
-    """Returns the number of storage ranks. Raises ValueError if it does not fit the job or the other arguments."""
-    found = as_integer(number)
-    if found is None or found < 0:
-        raise ValueError(f"storage_ranks must be an integer >= 0 (the number of ranks that only store), got {number!r}")
-    if not found:
-        return 0
-    if part_id is not None or process_group is not None:
-        name = "part_id" if part_id is not None else "process_group"
-        raise ValueError(
-            f"storage_ranks={found} divides the parts among the last ranks of the whole job; leave {name} out"
-        )
-    if group_rank()[1] == 1:
-        raise ValueError(
-            f"storage_ranks={found} needs a job of at least {found + 1} ranks, got one process; initialise torch.distributed before salientpp.load, or leave "
-            "storage_ranks out"
-        )
-    return found
 
 
 def _check_contents(part: PartitionedGraph, part_ids: Sequence[int]) -> None:

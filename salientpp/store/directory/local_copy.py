@@ -1,7 +1,8 @@
 """Copies a dataset directory to the local disk of a host, without the folders of parts that the host does not serve.
 
 One process per host copies at a time; the next one adds the files that the copy lacks. The manifest is written last, so an interrupted copy is never
-taken for a complete one. Other users may write to a host's disk and guess the names of files. So nothing is written through a symbolic link with
+taken for a complete one. The next call goes on with it: it keeps the files that match the manifest in every byte, and the first bytes of the file that was
+interrupted. Other users may write to a host's disk and guess the names of files. So nothing is written through a symbolic link with
 such a name, and the lock file is never truncated.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
+from salientpp.addresses import is_remote, local_path, without_password
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.ranks.members import group_rank
@@ -26,13 +28,13 @@ from salientpp.ranks.placement import Placement, parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.kinds import MANIFEST
-from salientpp.store.directory.load import checked_storage_ranks
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
-from salientpp.store.directory.owned import hidden_name, others_in, remove_files
+from salientpp.store.directory.origins import Origin, origin_of
+from salientpp.store.directory.owned import hidden_name, others_in
+from salientpp.store.directory.roles import checked_storage_ranks
 from salientpp.suggestions import suggest_arguments
 
 _TEMPORARY = ".copying"
-_COPY_BYTES = 16 * 2**20
 
 
 @suggest_arguments
@@ -51,7 +53,7 @@ def copy_to_disk(
     Files that the copy has already are checked, and copied again if they are damaged.
 
     Args:
-        root: a directory that :func:`salientpp.partition` wrote.
+        root: a directory that :func:`salientpp.partition` wrote, or its address, such as ``s3://bucket/graph``.
         to: a directory of this host, such as the value of ``TMPDIR``. It is created if necessary.
         parts: the parts to copy. None: the parts that this rank of the initialised process group serves; without a group, part 0 if it is the only one.
         verify: how to check files that the copy has already: 'quick' compares sizes and sampled checksums, 'full' reads every byte.
@@ -66,35 +68,43 @@ def copy_to_disk(
         DatasetError: ``root`` is incomplete, something else exists at the path of the copy, or the disk has too little room. Files that no copy wrote are
             never replaced or removed.
         ValueError: a part does not exist, the parts to copy are not known, or ``verify`` is unknown.
-        OSError: the disk is full, or cannot be written.
+        OSError: the disk is full, or cannot be written; or an address cannot be read. The next call goes on.
+        ImportError: a package that reads the address is missing.
     """
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
-    root, to = Path(root), Path(to)
-    manifest = read_manifest(root)
-    wanted = _wanted(root, parts, manifest["num_parts"], process_group, storage_ranks)
-    copy = to / root.resolve().name
-    if copy.resolve() == root.resolve():
-        raise ValueError(f"{root} cannot be copied onto itself; choose another directory than {to}")
+    if is_remote(to):
+        raise ValueError(
+            f"to must be a directory of this host, got {without_password(str(to))}; salientpp.upload copies a directory to an address"
+        )
+    origin, to = origin_of(root), local_path(to)
+    manifest, text = origin.manifest()
+    wanted = _wanted(origin.name, parts, manifest["num_parts"], process_group, storage_ranks)
+    copy = to / origin.last
+    if not is_remote(root) and copy.resolve() == local_path(root).resolve():
+        raise ValueError(f"{origin.name} cannot be copied onto itself; choose another directory than {to}")
     try:
         to.mkdir(parents=True, exist_ok=True)
         with _lock(to / hidden_name(copy.name, "lock")):
-            _prepare(copy, manifest)
+            is_complete = _prepare(copy, manifest)
             have = parts_there(copy)
-            _copy_files(root, copy, manifest, wanted, verify == "full", progress or Progress())
+            full = verify == "full" or not is_complete
+            _copy_files(origin, copy, manifest, wanted, full, progress or Progress())
             if have is not None and not wanted <= have:
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
-                _write(copy / MANIFEST, (root / MANIFEST).read_text())
+                _write(copy / MANIFEST, text)
     except OSError as error:
+        if error.errno is None:  # of the origin, in words
+            raise
         raise type(error)(
             error.errno,
-            f"{root} cannot be copied to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
+            f"{origin.name} cannot be copied to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
         ) from None
     return copy
 
 
 def _wanted(
-    root: Path,
+    root: str,
     parts: Iterable[int] | None,
     num_parts: int,
     process_group: dist.ProcessGroup | None,
@@ -143,14 +153,14 @@ def _lock(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
-    """Prepares the directory ``copy`` for new files. Keeps a complete copy of the same contents, and empties an interrupted copy."""
+def _prepare(copy: Path, manifest: dict[str, Any]) -> bool:
+    """Prepares the directory ``copy`` for new files. Returns True for a complete copy of the same contents, and False for a new or an interrupted one."""
     if (copy / MANIFEST).exists() and (there := _manifest_of(copy)) is not None:
         if fingerprint(there) != fingerprint(manifest):
             raise DatasetError(
                 f"{copy} is a copy of other contents, perhaps from before the graph was partitioned again; delete it, or copy elsewhere"
             )
-        return
+        return True
     if copy.exists():
         found = set(os.listdir(copy))
         if not _is_parts_file(copy / PARTS_FILE) and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:
@@ -165,9 +175,10 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
                 f"{copy} is an incomplete copy, and also holds {others[0]}, which does not belong to it, so nothing is removed; delete the directory "
                 "yourself, or copy elsewhere"
             )
-        remove_files(copy, known)
+        (copy / MANIFEST).unlink(missing_ok=True)
     copy.mkdir(exist_ok=True)
     _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
+    return False
 
 
 def _manifest_of(copy: Path) -> dict[str, Any] | None:
@@ -195,7 +206,7 @@ def _is_whole(copy: Path, name: str, entry: dict[str, Any], full: bool) -> bool:
 
 
 def _copy_files(
-    root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
+    origin: Origin, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
 ) -> None:
     """Copies the files of these parts, except those that ``copy`` already has with the right contents."""
     folders = {"", *(part_folder(part) for part in parts)}
@@ -204,32 +215,61 @@ def _copy_files(
         for name, entry in manifest["files"].items()
         if name.rpartition("/")[0] in folders and not _is_whole(copy, name, entry, full)
     }
-    need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
+    need = sum(entry["bytes"] - _begun(copy, name) for name, entry in files.items())
+    free = shutil.disk_usage(copy).free
     if need > free:
         raise DatasetError(
-            f"{copy} needs {need / 1e6:,.1f} MB more, but its disk has only {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} directly"
+            f"{copy} needs {need / 1e6:,.1f} MB more, but its disk has only {free / 1e6:,.1f} MB left; copy elsewhere, or {origin.advice}"
         )
     for name, entry in files.items():
         progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB")
-        temporary = f"{name}{_TEMPORARY}"
         folder = (copy / name).parent
         folder.mkdir(exist_ok=True)
         if folder != copy and folder.is_symlink():
             raise DatasetError(
                 f"{folder} is a symbolic link, and files are never written through a link; remove it, or copy elsewhere"
             )
-        try:
-            source = (root / name).open("rb")
-        except FileNotFoundError:
-            raise DatasetError(f"{root / name} is missing; copy the directory again, or partition again") from None
-        with source, _open_new(copy / temporary) as file:
-            shutil.copyfileobj(source, file, _COPY_BYTES)
-        try:
-            verify_file(copy, temporary, entry, full=True)
-        except DatasetError:
-            verify_file(root, name, entry, full=True)  # raises if the source itself is damaged
-            raise
-        (copy / temporary).rename(copy / name)
+        _copy_file(origin, copy, name, entry)
+
+
+def _copy_file(origin: Origin, copy: Path, name: str, entry: dict[str, Any]) -> None:
+    """Copies a file. What an interrupted copy left of it is kept, if the whole file then matches the manifest."""
+    temporary = f"{name}{_TEMPORARY}"
+    with _opened(copy / temporary, entry["bytes"]) as file:
+        begun = file.tell()
+        origin.read(name, file, begun)
+    if begun and not _is_whole(copy, temporary, entry, full=True):
+        with _open_new(copy / temporary) as file:
+            origin.read(name, file, 0)
+    try:
+        verify_file(copy, temporary, entry, full=True)
+    except DatasetError:
+        origin.check(name, entry)  # raises if the origin itself is damaged
+        raise
+    (copy / temporary).rename(copy / name)
+
+
+def _begun(copy: Path, name: str) -> int:
+    """Returns the bytes that an interrupted copy left of a file."""
+    try:
+        return (copy / f"{name}{_TEMPORARY}").lstat().st_size
+    except OSError:
+        return 0
+
+
+def _opened(path: Path, most: int) -> BinaryIO:
+    """Opens a file at its end, if an interrupted copy of this user left it with at most ``most`` bytes, and else a new one."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return _open_new(path)
+    found = os.fstat(descriptor)
+    # A second link may lead to another file of the user.
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid() and found.st_size <= most:
+        return os.fdopen(descriptor, "ab")
+    os.close(descriptor)
+    return _open_new(path)
 
 
 def _write(path: Path, text: str) -> None:

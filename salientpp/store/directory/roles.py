@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from salientpp.arguments import as_integer
 from salientpp.ranks.job import Job
+from salientpp.ranks.members import group_rank
 from salientpp.ranks.roles import Roles
 
 
@@ -23,6 +25,26 @@ class OpenedBy:
 
     num_storage_ranks: int = 0
     session: Job | None = None
+
+
+def checked_storage_ranks(number: Any, part_id: int | None, process_group: Any) -> int:
+    """Returns the number of storage ranks. Raises ValueError if it does not fit the job or the other arguments."""
+    found = as_integer(number)
+    if found is None or found < 0:
+        raise ValueError(f"storage_ranks must be an integer >= 0 (the number of ranks that only store), got {number!r}")
+    if not found:
+        return 0
+    if part_id is not None or process_group is not None:
+        name = "part_id" if part_id is not None else "process_group"
+        raise ValueError(
+            f"storage_ranks={found} divides the parts among the last ranks of the whole job; leave {name} out"
+        )
+    if group_rank()[1] == 1:
+        raise ValueError(
+            f"storage_ranks={found} needs a job of at least {found + 1} ranks, got one process; initialise torch.distributed before salientpp.load, or leave "
+            "storage_ranks out"
+        )
+    return found
 
 
 class WithRoles:
