@@ -18,10 +18,12 @@ class BrokenServer:
         breaks: part of paths whose bodies end in the middle, if their requests have a range or are gets. Empty: none.
         forbids: part of paths that are answered with 403. Empty: none.
         broken: number of connections that were broken.
+        requests: method and path of each request.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.breaks, self.forbids, self.broken, self._is_closed = "", "", 0, False
+        self.requests: list[str] = []
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,20 +33,33 @@ class BrokenServer:
                 """Prints nothing."""
 
             def _forward(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                sent = self.rfile.read(length) if length else None
+                sent = self._body()
                 if proxy._is_closed:  # connections outlive the server
                     self.close_connection = True
                     return
+                proxy.requests.append(f"{self.command} {self.path}")
                 if proxy.forbids and proxy.forbids in self.path:
                     self._answer(403, {"Content-Type": "application/xml"}, _FORBIDDEN)
                     return
                 connection = http.client.HTTPConnection(host, port, timeout=60)
-                connection.request(self.command, self.path, sent, dict(self.headers))
+                headers = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}
+                connection.request(self.command, self.path, sent, headers)
                 response = connection.getresponse()
                 body = response.read()
                 self._answer(response.status, dict(response.getheaders()), body)
                 connection.close()
+
+            def _body(self) -> bytes | None:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    length = int(self.headers.get("Content-Length") or 0)
+                    return self.rfile.read(length) if length else None
+                found = b""
+                while size := int(self.rfile.readline(), 16):
+                    found += self.rfile.read(size)
+                    self.rfile.readline()
+                while self.rfile.readline().strip():  # trailing headers
+                    pass
+                return found
 
             def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
                 self.send_response_only(status)

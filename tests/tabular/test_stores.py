@@ -6,13 +6,10 @@ import functools
 import http.server
 import os
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from broken_server import BrokenServer
+from object_store import Store
 from table_packages import package
 
 from salientpp.datasets import convert, load_dataset
@@ -25,52 +22,17 @@ N = 5000
 TABLE = pa.table({"id": [f"key {i}" for i in range(N)], "v": range(N)})
 
 
-@dataclass
-class Store:
-    """A bucket of a server of S3 behind a :class:`BrokenServer`. ``query`` has the options of addresses."""
-
-    proxy: BrokenServer
-    client: Any
-
-    @property
-    def query(self) -> str:
-        return f"?endpoint_override={self.proxy.address}&scheme=http&region=us-east-1"
-
-    def put(self, key: str, path: Path) -> None:
-        self.client.put_object(Bucket="shop", Key=key, Body=path.read_bytes())
-
-    def table(self, address: str, what: str = "nodes.t") -> Table:
-        return open_table([f"s3://{address}{self.query}"], Path(), what)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    moto = package("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def store(server, tmp_path, monkeypatch) -> Iterator[Store]:
-    boto3 = package("boto3")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    host, port = server.get_host_and_port()
-    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
-    client.create_bucket(Bucket="shop")
-    proxy = BrokenServer(host, port)
-    made = Store(proxy, client)
+def store(bucket, tmp_path) -> Store:
     for number in range(3):
         part = TABLE.slice(number * 2000, 2000)
         parquet.write_table(part, tmp_path / "part.parquet", row_group_size=500, compression="none")
-        made.put(f"orders/part-{number}.parquet", tmp_path / "part.parquet")
-    yield made
-    for entry in client.list_objects_v2(Bucket="shop").get("Contents", []):
-        client.delete_object(Bucket="shop", Key=entry["Key"])
-    client.delete_bucket(Bucket="shop")
-    proxy.close()
+        bucket.put(f"orders/part-{number}.parquet", tmp_path / "part.parquet")
+    return bucket
+
+
+def table_of(store: Store, address: str, what: str = "nodes.t") -> Table:
+    return open_table([store.at(address)], Path(), what)
 
 
 def keys_of(table: Table) -> list[str]:
@@ -79,7 +41,7 @@ def keys_of(table: Table) -> list[str]:
 
 @pytest.mark.parametrize("address", ["shop/orders/*.parquet", "shop/orders", "shop/orders/", "shop/**/part-*.parquet"])
 def test_files_of_a_bucket_are_a_table(store, address):
-    table = store.table(address)
+    table = table_of(store, address)
     assert keys_of(table) == TABLE["id"].to_pylist() and table.num_rows == N
     assert [facts["address"] for facts in table.facts()] == [f"s3://shop/orders/part-{i}.parquet" for i in range(3)]
     assert all(facts["etag"] and facts["modified"] for facts in table.facts())
@@ -89,7 +51,7 @@ def test_files_of_a_bucket_are_a_table(store, address):
 def test_text_of_a_bucket_is_a_table(store, tmp_path):
     (tmp_path / "t.csv").write_text("id,v\n" + "".join(f"{i},x\n" for i in range(100)))
     store.put("t.csv", tmp_path / "t.csv")
-    assert keys_of(store.table("shop/t.csv")) == list(range(100))
+    assert keys_of(table_of(store, "shop/t.csv")) == list(range(100))
 
 
 def test_options_of_the_environment_are_used(store, monkeypatch):
@@ -99,7 +61,7 @@ def test_options_of_the_environment_are_used(store, monkeypatch):
 
 
 def test_a_broken_connection_is_an_error_and_a_second_pass_works(store):
-    table = store.table("shop/orders/*.parquet")
+    table = table_of(store, "shop/orders/*.parquet")
     store.proxy.breaks = "part-1.parquet"
     found = []
     with pytest.raises(
@@ -154,20 +116,20 @@ def test_permission_that_is_taken_away_is_an_error_with_the_file(store):
 def test_a_connection_that_breaks_at_the_start_is_an_error(store):
     store.proxy.breaks = "part-1.parquet"
     with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-1.parquet cannot be read"):
-        store.table("shop/orders/*.parquet")
+        table_of(store, "shop/orders/*.parquet")
     store.proxy.breaks = ""
-    assert keys_of(store.table("shop/orders/*.parquet")) == TABLE["id"].to_pylist()
+    assert keys_of(table_of(store, "shop/orders/*.parquet")) == TABLE["id"].to_pylist()
 
 
 def test_a_server_that_is_gone_is_an_error(store):
-    table = store.table("shop/orders/*.parquet")
+    table = table_of(store, "shop/orders/*.parquet")
     store.proxy.close()
     with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-0.parquet.* cannot be read"):
         keys_of(table)
     with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/part-0.parquet cannot be read"):
         table.check_unchanged()
     with pytest.raises(OSError, match=r"nodes.t: s3://shop/orders/\*.parquet cannot be read"):
-        store.table("shop/orders/*.parquet")
+        table_of(store, "shop/orders/*.parquet")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +138,7 @@ def test_a_server_that_is_gone_is_an_error(store):
 def test_a_file_without_permission_is_named(store, forbidden, address):
     store.proxy.forbids = forbidden
     with pytest.raises(PermissionError) as caught:
-        store.table(address)
+        table_of(store, address)
     text = str(caught.value)
     assert text.startswith(f"nodes.t: no permission to read s3://{address} (") and "check the credentials" in text
 
@@ -185,18 +147,18 @@ def test_a_missing_file_of_a_bucket_is_named(store):
     with pytest.raises(
         FileNotFoundError, match=r"nodes.t: s3://shop/orders/part-9.parquet: no such file or folder. Did you mean part-"
     ):
-        store.table("shop/orders/part-9.parquet")
+        table_of(store, "shop/orders/part-9.parquet")
     with pytest.raises(
         FileNotFoundError,
         match=r"nodes.t: no file matches s3://shop/orders/\*.csv; the folder s3://shop/orders has part-0",
     ):
-        store.table("shop/orders/*.csv")
+        table_of(store, "shop/orders/*.csv")
     with pytest.raises(OSError, match=r"nodes.t: .*s3://nobucket"):
-        store.table("nobucket/orders/*.csv")
+        table_of(store, "nobucket/orders/*.csv")
 
 
 def test_a_file_of_a_bucket_that_changes_is_noticed(store, tmp_path):
-    table = store.table("shop/orders/*.parquet")
+    table = table_of(store, "shop/orders/*.parquet")
     parquet.write_table(TABLE.slice(0, 2000), tmp_path / "other.parquet", row_group_size=500, compression="none")
     store.put("orders/part-1.parquet", tmp_path / "other.parquet")
     with pytest.raises(ValueError, match=r"nodes.t: s3://shop/orders/part-1.parquet changed while it was read"):
