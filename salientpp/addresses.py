@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from urllib.parse import unquote
 
 from salientpp.files import first_line, what_to_do
@@ -20,6 +20,9 @@ from salientpp.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+#: Bytes that are read or written at once.
+PIECE = 16 * 2**20
 
 #: Schemes that pyarrow reads itself.
 _OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
@@ -155,6 +158,36 @@ def in_words(what: str, address: str, *, writes: bool = False) -> Iterator[None]
         raise_in_words(what, address, error, writes=writes)
 
 
+def copy_bytes(
+    system: Any,
+    path: str,
+    target: BinaryIO,
+    begin: int,
+    what: str,
+    shown: str,
+    reach: Callable[[int], None] | None = None,
+) -> None:
+    """Writes the bytes of a file from number ``begin`` on to ``target``. ``reach`` is told how many bytes of the file were written so far.
+
+    Raises:
+        OSError: the file cannot be read; ``what`` and ``shown`` name it in the error, which has no number. Errors of ``target`` pass as they are.
+    """
+    with in_words(what, shown):
+        source = system.open_input_file(path)
+    with source:
+        with in_words(what, shown):
+            source.seek(begin)
+        while True:
+            with in_words(what, shown):
+                piece = source.read(PIECE)
+            if not piece:
+                return
+            target.write(piece)
+            begin += len(piece)
+            if reach is not None:
+                reach(begin)
+
+
 def raise_in_words(what: str, address: str, error: BaseException, *, writes: bool = False) -> NoReturn:
     """Raises the OSError for a file that could not be read or, if ``writes``, written.
 
@@ -187,6 +220,11 @@ def worded(kind: type[OSError], text: str) -> OSError:
     error: Any = kind(text)
     error.is_in_words = True
     return error
+
+
+def without_passwords(text: str) -> str:
+    """Returns a text, such as the name of a source, whose addresses end at commas, without what :func:`without_password` leaves out of each."""
+    return re.sub(r"[A-Za-z][\w+.-]*://[^,]*", lambda found: without_password(found[0]), text)
 
 
 def without_password(address: str) -> str:

@@ -83,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} was written before" if written else "nothing was written"
-        left = {" copy-to-disk": "the copy is not complete, and the same command goes on", " serve": "the storage server was stopped"}
+        left = {
+            " copy-to-disk": "the copy is not complete, and the same command goes on",
+            " serve": "the storage server was stopped",
+        }
         goes_on = (" convert", *([] if written else [" partition", " rewrite"]))
         left |= dict.fromkeys(goes_on, "the same command goes on after the last finished step")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from salientpp.addresses import is_remote, without_passwords
 from salientpp.datasets.arrays import check_data
 from salientpp.datasets.converted.directory import load_converted
 from salientpp.datasets.converted.layouts import LAYOUTS
@@ -158,7 +159,7 @@ def to_convert(dataset: str) -> str | None:
     if kind not in ("edges", "tables", *LAYOUTS) and Path(kind).suffix not in (*EDGE_FILES, ".toml"):
         return None
     path = rest.partition(",")[0] if colon else dataset
-    if not Path(path).exists() and not (glob.has_magic(path) and glob.glob(path)):
+    if not is_remote(path) and not Path(path).exists() and not (glob.has_magic(path) and glob.glob(path)):
         raise FileNotFoundError(f"{path}: no such {'directory' if kind in LAYOUTS else 'file'}")
     return dataset if colon else f"{'tables' if Path(dataset).suffix == '.toml' else 'edges'}:{dataset}"
 
@@ -170,6 +171,7 @@ def undirected_hint(source: str) -> str:
 
 def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, (str, Path)):
+        dataset = without_passwords(dataset) if isinstance(dataset, str) else dataset
         source = to_convert(str(dataset))
         if source is not None:
             return (

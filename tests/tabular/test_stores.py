@@ -7,6 +7,7 @@ import http.server
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_store import Store

@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from salientpp.addresses import without_passwords
 from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import manifest_text, needs_version_3
+from salientpp.datasets.converted.fetched import finder_for, names_addresses
 from salientpp.datasets.converted.key_files import write_keys_of_vertices
 from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
@@ -72,6 +74,8 @@ def convert(
               (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. Names of columns, such as source and target, decide which end a column
               holds; ``,source=COLUMN,target=COLUMN`` names others. ``nodes`` are Parquet tables with a row per vertex. FILES may have wildcards; several
               files are read in the order of the numbers in their names.
+              FILES and DIR may also be addresses such as ``s3://bucket/edges-*.npy``. Their files are first fetched to a hidden folder beside ``root``, which
+              needs disk space for them until the conversion is complete.
             * ``"tables:FILE.toml"``: tables whose rows have keys, as the file describes. A mapping with the entries ``nodes`` and ``edges`` of such a file
               works too; its tables may be objects of pyarrow, pandas, polars or DuckDB.
         root: the directory to write.
@@ -99,19 +103,27 @@ def convert(
             budget = _budget_of_tables(memory, root, overwrite)
             opened = stack.enter_context(opened_tables(source, root, undirected, budget, report, progress))
         else:
-            opened = open_source(source, Path(data), undirected)
             if report is not None:
-                raise ValueError(
-                    f"report is only for tables with keys ({TABLES}FILE.toml), got {source!r}; leave it out"
-                )
+                shown = without_passwords(repr(source))
+                raise ValueError(f"report is only for tables with keys ({TABLES}FILE.toml), got {shown}; leave it out")
+            if names_addresses(source):
+                _check_result(root, overwrite)
+            finder = stack.enter_context(finder_for(source, root, progress))
+            opened = replace(open_source(source, Path(data), undirected, finder), versions=finder.versions)
             budget = Budget.of(memory)
         options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
         return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
 
 
 def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
-    """Returns the budget of a conversion of tables. Raises ValueError at once if ``root`` may not be written, since reading the tables takes long."""
+    """Returns the budget of a conversion of tables, after :func:`_check_result`."""
     arrow()  # its memory is not for arrays
+    _check_result(root, overwrite)
+    return Budget.of(memory)
+
+
+def _check_result(root: Path, overwrite: bool) -> None:
+    """Raises ValueError if ``root`` may not be written. Called at once where reading tables, or fetching files, takes long."""
     _check_directory(root)
     if has_manifest(root):
         if not overwrite:
@@ -119,7 +131,6 @@ def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
         _replaced(root)
     elif root.is_dir() and not (root / JOURNAL).is_file():
         check_empty(root)
-    return Budget.of(memory)
 
 
 def _check_directory(root: Path) -> None:
@@ -170,7 +181,10 @@ def write_converted(
         )
     task = {
         "source": source.name,
-        "files": [[path.name, (found := path.stat()).st_size, found.st_mtime_ns] for path in source.files],
+        "files": [
+            *([path.name, (found := path.stat()).st_size, found.st_mtime_ns] for path in source.files),
+            *source.versions,
+        ],
         "parameters": dict(source.made_of),
         "both directions": source.both_directions,
         "undirected": source.undirected,

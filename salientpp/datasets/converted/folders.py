@@ -18,7 +18,7 @@ from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.column_names import Ends
 from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import SIZES, Layout
-from salientpp.datasets.converted.named_files import by_numbers, edges_of
+from salientpp.datasets.converted.named_files import ON_THIS_HOST, Finder, by_numbers, edges_of
 from salientpp.datasets.converted.parquet import parquet_rows
 from salientpp.datasets.converted.pieces import EdgePiece, EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
@@ -31,7 +31,7 @@ _EDGES = "edge_index"
 _TABLE = "nodes"
 
 
-def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -> Source:
+def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None, finder: Finder = ON_THIS_HOST) -> Source:
     """Opens the folder that ``name`` stands for. ``rest`` is ``DIR[,key=value]``. Only headers are read.
 
     With ``undirected`` every relation gets its inverse, as PyG's ``ToUndirected`` adds it: a relation within one type stores each pair in both directions,
@@ -39,7 +39,7 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
     """
     folder_name, _, spec = rest.partition(",")
     homogeneous, chosen = _parameters(name, layout, with_spec(name, spec, {}, as_text=True))
-    given = Path(folder_name)
+    given = finder.path(name, folder_name)
     if not given.is_dir():
         raise FileNotFoundError(f"{name}: {given} is not a directory; expected one with a folder for each type")
     folder = given / layout.inside if (given / layout.inside).is_dir() else given

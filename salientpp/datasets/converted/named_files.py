@@ -6,7 +6,9 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from salientpp.addresses import local_path
 from salientpp.datasets.arrays import check_file
 from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows
 from salientpp.datasets.converted.column_names import UNKNOWN, Ends
@@ -16,6 +18,31 @@ from salientpp.datasets.converted.text import text_edges, text_rows
 
 #: Endings of files with text.
 TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
+
+#: Endings of files with edges or rows. Text may also end in .gz.
+FILES = (*TEXT, ".npy", ".parquet")
+
+
+class Finder:
+    """Finds the files and folders of a source. This class finds those on this host.
+
+    Attributes:
+        versions: address, size, time and version of each file that was fetched, as JSON values.
+    """
+
+    versions: Sequence[Sequence[Any]] = ()
+
+    def files(self, name: str, pattern: str) -> list[Path]:
+        """Returns the files that match ``pattern``; see :func:`find_files`."""
+        return find_files(name, str(local_path(pattern)))
+
+    def path(self, name: str, place: str) -> Path:
+        """Returns the path of a file or folder, which need not exist. ``name`` is the user's name of the source, for errors."""
+        return local_path(place)
+
+
+#: Finds what lies on this host.
+ON_THIS_HOST = Finder()
 
 
 def find_files(name: str, pattern: str) -> list[Path]:
@@ -31,10 +58,15 @@ def find_files(name: str, pattern: str) -> list[Path]:
     paths = [Path(path) for path in sorted(found, key=by_numbers)]
     for path in paths:
         check_file(path)
+    check_kinds(name, pattern, paths)
+    return paths
+
+
+def check_kinds(name: str, pattern: str, paths: Sequence[Path]) -> None:
+    """Raises ValueError if the files that match a pattern are of different kinds, or of an unknown kind."""
     kinds = {kind_of(path) for path in paths}
     if len(kinds) > 1:
         raise ValueError(f"{name}: files of {pattern} must all be of one kind, got {', '.join(sorted(kinds))}")
-    return paths
 
 
 def by_numbers(path: str) -> list[tuple[int, str]]:

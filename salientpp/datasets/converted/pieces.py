@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -116,6 +117,7 @@ class Source:
     both_directions: bool = False  # store each edge, and directly after it the inverse edge
     undirected: bool = False  # in each relation within one type, store each edge in both directions, and each pair once
     files: tuple[Path, ...] = ()  # files of the source; if their sizes or times differ, the source has changed
+    versions: Sequence[Sequence[Any]] = ()  # JSON values that identify the versions of files that were fetched
     made_of: Mapping[str, object] = field(default_factory=dict)  # identifies a source without files
     left_out: tuple[str, ...] = ()  # attributes that are not converted
     origin: Mapping[str, object] = field(

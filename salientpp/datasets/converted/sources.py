@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from salientpp.addresses import without_passwords
 from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
 from salientpp.datasets.converted.arrays import (
     StoredArray,
@@ -23,7 +24,7 @@ from salientpp.datasets.converted.column_names import Ends
 from salientpp.datasets.converted.folders import open_folder
 from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import LAYOUTS
-from salientpp.datasets.converted.named_files import TEXT, edges_of, find_files, kind_of, rows_of
+from salientpp.datasets.converted.named_files import FILES, ON_THIS_HOST, Finder, edges_of, kind_of, rows_of
 from salientpp.datasets.converted.ogb_files import open_ogb
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
@@ -35,21 +36,22 @@ from salientpp.store.directory.attributes import edge_stores, node_stores
 from salientpp.suggestions import did_you_mean
 
 #: Endings of files that may hold edges.
-EDGE_FILES = (*TEXT, ".gz", ".npy", ".parquet")
+EDGE_FILES = (*FILES, ".gz")
 
 
-def open_source(source: str, data: Path, undirected: bool | None) -> Source:
-    """Opens the source that a name stands for. Only headers are read."""
-    check_undirected(undirected, str(source))
+def open_source(source: str, data: Path, undirected: bool | None, finder: Finder = ON_THIS_HOST) -> Source:
+    """Opens the source that a name stands for. Of files on this host, only headers are read; ``finder`` fetches others."""
     name, _, rest = source.partition(":") if isinstance(source, str) else ("", "", "")
+    source = without_passwords(source) if isinstance(source, str) else source
+    check_undirected(undirected, str(source))
     if name == "npz" and rest:
-        return _open_npz(source, Path(rest), undirected)
+        return _open_npz(source, finder.path(source, rest), undirected)
     if name == "pyg" and rest:
-        return _open_pyg(source, Path(rest), undirected)
+        return _open_pyg(source, finder.path(source, rest), undirected)
     if name == "edges" and rest:
-        return _open_edges(source, rest, undirected)
+        return _open_edges(source, rest, undirected, finder)
     if name in LAYOUTS and rest:
-        return open_folder(source, LAYOUTS[name], rest, undirected)
+        return open_folder(source, LAYOUTS[name], rest, undirected, finder)
     if name.startswith(("ogbn-", "ogbl-")):
         parameters = with_spec(source, rest, {} if undirected is None else {"undirected": undirected})
         return open_ogb(name, data, **parameters)
@@ -123,7 +125,7 @@ def _ids(array: StoredArray) -> Rows:
 # --- files of edges ---------------------------------------------------------------------------------------
 
 
-def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
+def _open_edges(name: str, rest: str, undirected: bool | None, finder: Finder) -> Source:
     pattern, _, spec = rest.partition(",")
     given = with_spec(name, spec, {}, as_text=True)
     numbers = {}
@@ -140,7 +142,7 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
             raise ValueError(
                 f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip', 'source', 'target'))}{did_you_mean(key, known)}"
             )
-    files = {key: find_files(name, text) for key, text in (("edges", pattern), *given.items())}
+    files = {key: finder.files(name, text) for key, text in (("edges", pattern), *given.items())}
     kinds = {key: kind_of(paths[0]) for key, paths in files.items()}
     if skip and "text" not in kinds.values():
         raise ValueError(f"{name}: skip={skip} is for lines of text, and no file is text; leave skip out")

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from salientpp.addresses import Place, open_place, opening, without_password, worded
+from salientpp.addresses import Place, open_place, opening, raise_in_words, without_password, worded
 from salientpp.datasets.converted.named_files import by_numbers
 from salientpp.suggestions import did_you_mean
 
@@ -65,6 +65,21 @@ class TableFile:
         info = self.system.get_file_info(self.path)
         return _file_of(self.system, info, self.address, self.folders) if info.is_file else None
 
+    def check_unchanged(self, what: str) -> None:
+        """Raises ValueError if the file has changed since this object was made, and OSError if this cannot be found out."""
+        try:
+            now = self.now()
+        except OSError as error:
+            raise_in_words(what, self.address, error)
+        if now is None:
+            raise ValueError(f"{what}: {self.address} was removed while it was read; run the command again")
+        for name in ("size", "modified", "etag"):
+            before, after = getattr(self, name), getattr(now, name)
+            if before != after:
+                raise ValueError(
+                    f"{what}: {self.address} changed while it was read: its {name} was {before}, and is {after}; run the command again"
+                )
+
 
 def find_table_files(address: str, base: Path, what: str, endings: Sequence[str]) -> list[TableFile]:
     """Returns the files that an address names, ordered by the numbers in their names.
@@ -94,6 +109,23 @@ def name_of(address: str) -> str:
     parts = [part for part in re.split(r"[/:]", address) if part]
     plain = [part for part in parts if not _MAGIC.search(part) and "=" not in part and part not in (".", "..")]
     return plain[-1].partition(".")[0] if plain else "table"
+
+
+def find_files_below(address: str, what: str) -> list[TableFile]:
+    """Returns the file at an address, or all files below a folder, except those whose path has a name that begins with a dot. Raises the same errors."""
+    from pyarrow import fs
+
+    with opening(what, address):
+        place = open_place(address, Path(), what)
+        root = place.system.get_file_info(place.path)
+        if root.type == fs.FileType.NotFound:
+            raise _missing(place, what)
+        found = [root]
+        if not root.is_file:
+            found = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
+        inside = len(place.path)
+        kept = [info for info in found if info.is_file and "/." not in info.path[inside:]]
+        return [_file_of(place.system, info, place.name(info.path), ()) for info in kept]
 
 
 def _files_of(place: Place, what: str, endings: Sequence[str]) -> list[TableFile]:

@@ -23,7 +23,7 @@ from salientpp.store.directory.owned import half_written
 T = TypeVar("T")
 
 #: File that marks a folder as one of this module, and file that marks the folder of a step as finished.
-_STAGED, _DONE = "staged.json", "done.json"
+_STAGED, DONE = "staged.json", "done.json"
 
 #: Folder inside ``work`` for copies of streams, which can be read only once. A run begins with an empty one.
 _SPOOL = "spool"
@@ -72,7 +72,7 @@ class Steps:
                 if path.is_file():
                     to_disk(path)
                     sizes[str(path.relative_to(folder))] = path.stat().st_size
-            save(folder / _DONE, json.dumps({"result": _facts_of(result), "sizes": sizes}, default=str))
+            save(folder / DONE, json.dumps({"result": _facts_of(result), "sizes": sizes}, default=str))
         return _restored(kind, _finished(folder))
 
 
@@ -110,7 +110,7 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
             is_complete = True
         finally:
             shutil.rmtree(work / _SPOOL, ignore_errors=True)
-            if is_complete or not any(work.glob(f"*/{_DONE}")):  # or no step is finished
+            if is_complete or not any(work.glob(f"*/{DONE}")):  # or no step is finished
                 with contextlib.suppress(OSError):
                     _forget(work)
                 shutil.rmtree(work, ignore_errors=True)
@@ -135,7 +135,7 @@ def _head_of(work: Path) -> dict[str, Any] | None:
 def _finished(folder: Path) -> Any | None:
     """Returns the result of a finished step, as JSON kept it. None: the step is not finished, or its files are no longer as it left them."""
     try:
-        done = json.loads((folder / _DONE).read_text())
+        done = json.loads((folder / DONE).read_text())
         is_whole = all((folder / name).stat().st_size == size for name, size in done["sizes"].items())
         return done["result"] if is_whole else None
     except (OSError, ValueError, TypeError, KeyError):

@@ -107,18 +107,7 @@ class FilePart:
         return found | ({"etag": self._file.etag} if self._file.etag else {})
 
     def check_unchanged(self, what: str) -> None:
-        try:
-            now = self._file.now()
-        except OSError as error:
-            raise_in_words(what, self.address, error)
-        if now is None:
-            raise ValueError(f"{what}: {self.address} was removed while it was read; run the command again")
-        for name in ("size", "modified", "etag"):
-            before, after = getattr(self._file, name), getattr(now, name)
-            if before != after:
-                raise ValueError(
-                    f"{what}: {self.address} changed while it was read: its {name} was {before}, and is {after}; run the command again"
-                )
+        self._file.check_unchanged(what)
 
 
 def _with_folders(looked: Looked, folders: Mapping[str, str | None]) -> Looked:

@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from salientpp.addresses import in_words, is_remote, local_path, open_place, opening
+from salientpp.addresses import PIECE, copy_bytes, in_words, is_remote, local_path, open_place, opening
 from salientpp.store.directory.files import DatasetError, quick_checksum_of, sha256_of_file, verify_file
 from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.manifest import parse_manifest, read_manifest
-
-#: Bytes that are read or written at once.
-PIECE = 16 * 2**20
 
 #: What stands before errors of file systems.
 WHAT = "dataset directory"
@@ -126,19 +123,9 @@ class RemoteDirectory(Origin):
     def read(self, name: str, target: BinaryIO, begin: int) -> None:
         shown = f"{self.name}/{name}"
         try:
-            with in_words(WHAT, shown):
-                source = self.system.open_input_file(self.path_of(name))
+            copy_bytes(self.system, self.path_of(name), target, begin, WHAT, shown)
         except FileNotFoundError:
             raise DatasetError(f"{shown} is missing; copy the directory there again") from None
-        with source:
-            with in_words(WHAT, shown):
-                source.seek(begin)
-            while True:
-                with in_words(WHAT, shown):  # not errors of the target
-                    piece = source.read(PIECE)
-                if not piece:
-                    return
-                target.write(piece)
 
     def is_whole(self, name: str, entry: Mapping[str, Any], size: int | None, full: bool) -> bool:
         """Returns True if a file of ``size`` bytes matches its entry of the manifest: by size and sampled checksum or, if ``full``, in every byte."""

@@ -1,0 +1,232 @@
+"""Laws of sources at addresses: they are converted as files on this host are, nothing is fetched twice, and a file that has changed is noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from table_packages import package
+
+from salientpp import Progress, addresses, cli
+from salientpp.datasets import convert, load_dataset
+
+pa, parquet = package("pyarrow"), package("pyarrow.parquet")
+fsspec = package("fsspec")
+
+N, E = 300, 2000
+
+
+class Steps(Progress):
+    """Keeps the addresses of the files that are fetched. Raises KeyboardInterrupt at the step ``stop``."""
+
+    def __init__(self, stop: str = "nothing") -> None:
+        self.fetched: list[str] = []
+        self._stop = stop
+
+    def begin(self, step: str, total: int = 0, unit: str = "") -> None:
+        if step.startswith(self._stop):
+            raise KeyboardInterrupt
+        if step.startswith("fetching "):
+            self.fetched.append(step.rpartition("/")[2])
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory) -> Path:
+    """Files of edges and of vertices, and a folder of arrays."""
+    root = tmp_path_factory.mktemp("files")
+    random = np.random.default_rng(0)
+    edges = random.integers(0, N, (2, E))
+    for number in range(3):
+        np.save(root / f"e-{number}.npy", edges[:, number * 700 : (number + 1) * 700])
+    np.savetxt(root / "e.txt.gz", edges.T, fmt="%d")
+    x = random.normal(size=(N, 8)).astype(np.float32)
+    np.save(root / "x.npy", x)
+    nodes = pa.table({"y": random.integers(0, 4, N), "train": random.random(N) < 0.5})
+    parquet.write_table(nodes, root / "nodes.parquet")
+    for folder in ("paper", "author", "author__writes__paper"):
+        (root / "folder" / folder).mkdir(parents=True)
+    (root / "folder" / "num_nodes.json").write_text(json.dumps({"author": N}))
+    np.save(root / "folder" / "paper" / "x.npy", x)
+    np.save(root / "folder" / "author__writes__paper" / "edge_index.npy", edges)
+    return root
+
+
+@pytest.fixture(params=["s3", "memory"])
+def at(request, local):
+    """Returns a function that gives the address of a file whose path it is given."""
+    if request.param == "s3":
+        store = request.getfixturevalue("bucket")
+        store.put_folder("g", local)
+        return lambda path: store.at(f"shop/g/{path}")
+    fsspec.filesystem("memory").put(f"{local}/", "/g/", recursive=True)
+    return lambda path: f"memory://g/{path}"
+
+
+def arrays_of(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.glob("*.npy")}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["edges:{e-*.npy},x={x.npy},nodes={nodes.parquet}", "edges:{e.txt.gz},x={x.npy}", "npy:{folder}", "npy:{folder/}"],
+)
+def test_a_source_at_addresses_is_converted_as_files_are(local, at, tmp_path, source):
+    def named(place) -> str:
+        return "".join(
+            place(part) if is_place else part
+            for is_place, part in ((bool(i % 2), part) for i, part in enumerate(source.replace("}", "{").split("{")))
+        )
+
+    steps = Steps()
+    here = convert(named(lambda path: str(local / path)), tmp_path / "here", memory="1GB")
+    there = convert(named(at), tmp_path / "there", memory="1GB", progress=steps)
+    assert arrays_of(there) == arrays_of(here) and steps.fetched
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"], "the fetched files are removed"
+    about = json.loads((there / "manifest.json").read_text())
+    assert "://" in about["source"] and "?" not in about["source"]
+    assert load_dataset(f"converted:{there}") is not None
+
+
+def test_files_on_this_host_and_at_addresses_may_be_mixed(local, at, tmp_path):
+    here = convert(f"edges:{local}/e-*.npy,x={local}/x.npy", tmp_path / "here")
+    there = convert(f"edges:file://{local}/e-*.npy,x={at('x.npy')}", tmp_path / "there")
+    assert arrays_of(there) == arrays_of(here)
+
+
+@pytest.mark.parametrize("stop", ["fetching", "sorting"])
+def test_a_stopped_conversion_goes_on_and_fetches_nothing_twice(local, at, tmp_path, stop):
+    source = f"edges:{at('e-*.npy')},x={at('x.npy')}"
+    place = at("e-2.npy").partition("?")[0]
+    steps = Steps(f"fetching {place}" if stop == "fetching" else stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "graph", progress=steps)
+    expected = ["e-0.npy", "e-1.npy"] if stop == "fetching" else ["e-0.npy", "e-1.npy", "e-2.npy", "x.npy"]
+    assert steps.fetched == expected and (tmp_path / ".graph.staged").exists()
+    rest = Steps()
+    graph = convert(source, tmp_path / "graph", progress=rest)
+    assert steps.fetched + rest.fetched == ["e-0.npy", "e-1.npy", "e-2.npy", "x.npy"]
+    here = convert(f"edges:{local}/e-*.npy,x={local}/x.npy", tmp_path / "here")
+    assert arrays_of(graph) == arrays_of(here) and not (tmp_path / ".graph.staged").exists()
+
+
+def test_a_file_goes_on_where_it_was_stopped(local, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(addresses, "PIECE", 1000)
+    bucket.put_folder("g", local)
+    source = f"edges:{local}/e-*.npy,x={bucket.at('shop/g/x.npy')}"
+    bucket.proxy.breaks = "x.npy"
+    with pytest.raises(
+        OSError, match=r"x=s3://shop/g/x.npy: s3://shop/g/x.npy cannot be read \(.*; check the connection"
+    ):
+        convert(source, tmp_path / "graph")
+    begun = tmp_path / ".graph.staged" / "fetched" / "files"
+    assert bucket.proxy.broken
+    bucket.proxy.breaks = ""
+
+    class Stopped(Progress):
+        def reach(self, done: int) -> None:
+            if done == 5000:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "graph", progress=Stopped())
+    assert [path.stat().st_size for path in begun.rglob("*.part")] == [5000]
+    reached: list[int] = []
+
+    class Kept(Progress):
+        def reach(self, done: int) -> None:
+            if self.step.startswith("fetching") or not self.step:
+                reached.append(done)
+
+        def begin(self, step: str, total: int = 0, unit: str = "") -> None:
+            self.step = step
+
+    graph = convert(source, tmp_path / "graph", progress=Kept())
+    assert reached[0] == 6000 and reached[-1] == (local / "x.npy").stat().st_size
+    here = convert(f"edges:{local}/e-*.npy,x={local}/x.npy", tmp_path / "here")
+    assert arrays_of(graph) == arrays_of(here)
+
+
+def test_a_file_that_changed_between_two_runs_is_noticed_and_fetched_again(local, bucket, tmp_path):
+    bucket.put_folder("g", local)
+    source = f"edges:{bucket.at('shop/g/e-*.npy')},x={bucket.at('shop/g/x.npy')}"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "graph", progress=Steps("sorting"))
+    x = np.load(local / "x.npy")
+    np.save(tmp_path / "x.npy", -x)  # of the same size
+    bucket.put("g/x.npy", tmp_path / "x.npy")
+    with pytest.raises(
+        ValueError, match="was begun by another conversion: the source files have other names, sizes or times"
+    ):
+        convert(source, tmp_path / "graph")
+    steps = Steps()
+    graph = convert(source, tmp_path / "graph", overwrite=True, progress=steps)
+    assert steps.fetched == [], "the run before has fetched the new file"
+    assert np.array_equal(np.load(graph / "n0.x.npy"), -x)
+
+
+def test_a_file_that_changes_while_it_is_fetched_is_refused(local, bucket, tmp_path):
+    bucket.put_folder("g", local)
+    np.save(tmp_path / "x.npy", -np.load(local / "x.npy"))
+
+    class Changing(Progress):
+        def reach(self, done: int) -> None:
+            bucket.put("g/x.npy", tmp_path / "x.npy")
+
+    source = f"edges:{local}/e-*.npy,x={bucket.at('shop/g/x.npy')}"
+    with pytest.raises(ValueError, match=r"s3://shop/g/x.npy changed while it was read: its .* run the command again"):
+        convert(source, tmp_path / "graph", progress=Changing())
+    assert np.array_equal(np.load(convert(source, tmp_path / "graph") / "n0.x.npy"), -np.load(local / "x.npy"))
+
+
+def test_mistakes_name_the_address_and_no_secret(local, bucket, tmp_path, capsys, monkeypatch):
+    bucket.put_folder("g", local)
+    secret = f"s3://user:secret@shop/g/none.npy{bucket.query}"
+    for source in (f"edges:{secret}", f"npy:{secret}", f"pyg:{secret}"):
+        with pytest.raises(FileNotFoundError, match=r"s3://shop/g/none.npy: no such file or folder") as caught:
+            convert(source, tmp_path / "graph")
+        assert "secret" not in str(caught.value)
+    with pytest.raises(
+        FileNotFoundError, match=r"no file matches s3://shop/g/f\*.npy; the folder s3://shop/g has e-0.npy"
+    ):
+        convert(f"edges:{bucket.at('shop/g/f*.npy')}", tmp_path / "graph")
+    with pytest.raises(
+        ValueError, match="must be converted first, with `salientpp convert edges:s3://shop/g/none.npy gr"
+    ) as caught:
+        load_dataset(f"edges:{secret}")
+    assert "secret" not in str(caught.value)
+    bucket.proxy.forbids = "x.npy"
+    assert cli.main(["convert", f"edges:{local}/e-*.npy,x={bucket.at('shop/g/x.npy')}", str(tmp_path / "graph")]) == 2
+    assert "no permission to read s3://shop/g/x.npy" in capsys.readouterr().err
+    bucket.proxy.forbids = ""
+    assert not list(tmp_path.iterdir()), "no hidden folder stays before the first file"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ValueError, match=r"need 0.0 MB more on the disk of .*, which has only 0.0 MB left; make room"):
+        convert(f"edges:{bucket.at('shop/g/e-*.npy')}", tmp_path / "graph")
+
+
+def test_a_result_that_exists_is_refused_before_anything_is_fetched(local, at, tmp_path):
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "mine").touch()
+    steps = Steps()
+    with pytest.raises(ValueError, match="graph exists and is not empty"):
+        convert(f"edges:{at('e-*.npy')}", tmp_path / "graph", progress=steps)
+    assert steps.fetched == []
+
+
+@pytest.mark.parametrize("path", ["a/../x.npy", "a//x.npy"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(local, bucket, tmp_path, path):
+    bucket.put(f"g/{path}", local / "x.npy")
+    with pytest.raises(
+        ValueError, match="has an empty name or dots in its path|no such file|cannot be read|not an address"
+    ):
+        convert(f"npy:{bucket.at('shop/g')}", tmp_path / "graph")
+    assert not list(tmp_path.rglob("x.npy"))
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r'edges:s3://b/e.npy: s3://b/e.npy needs the "pyarrow" package'):
+        convert("edges:s3://b/e.npy", tmp_path / "graph")
