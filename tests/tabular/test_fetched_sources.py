@@ -216,13 +216,12 @@ def test_a_result_that_exists_is_refused_before_anything_is_fetched(local, at, t
     assert steps.fetched == []
 
 
-@pytest.mark.parametrize("path", ["a/../x.npy", "a//x.npy"])
-def test_a_name_that_leads_out_of_the_folder_is_refused(local, bucket, tmp_path, path):
-    bucket.put(f"g/{path}", local / "x.npy")
-    with pytest.raises(
-        ValueError, match="has an empty name or dots in its path|no such file|cannot be read|not an address"
-    ):
-        convert(f"npy:{bucket.at('shop/g')}", tmp_path / "graph")
+@pytest.mark.parametrize("path", ["a/../../../x.npy", "../x.npy", "./x.npy"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(local, tmp_path, path):
+    fsspec.filesystem("memory").pipe(f"/odd/{path}", (local / "x.npy").read_bytes())
+    with pytest.raises(ValueError, match="has an empty name or dots in its path"):
+        convert("npy:memory://odd", tmp_path / "graph")
+    fsspec.filesystem("memory").rm("/odd", recursive=True)
     assert not list(tmp_path.rglob("x.npy"))
 
 

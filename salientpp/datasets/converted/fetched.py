@@ -67,8 +67,8 @@ class FetchingFinder(Finder):
         return self._link_of(name, without_password(place).rstrip("/"))
 
     def _fetch(self, name: str, files: Sequence[TableFile]) -> list[Path]:
-        wanted = {file: self._file_of(file) for file in files}
-        need = sum(file.size - _bytes_of(path) - _bytes_of(_begun(path)) for file, path in wanted.items())
+        wanted = [(file, self._file_of(file)) for file in files]
+        need = sum(file.size - _bytes_of(path) - _bytes_of(_begun(path)) for file, path in wanted)
         with says_what_to_do(self._files):
             self._files.mkdir(parents=True, exist_ok=True)
             (self._work / DONE).touch()  # so that the files stay if the run is stopped
@@ -79,7 +79,7 @@ class FetchingFinder(Finder):
                 "make room, or write to a directory of another disk"
             )
         links = []
-        for file, path in wanted.items():
+        for file, path in wanted:
             if _bytes_of(path) != file.size or not path.exists():
                 self._fetch_file(name, file, path)
             links.append(self._link_of(name, file.address))

@@ -124,7 +124,9 @@ def find_files_below(address: str, what: str) -> list[TableFile]:
         if not root.is_file:
             found = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
         inside = len(place.path)
-        kept = [info for info in found if info.is_file and "/." not in info.path[inside:]]
+        kept = [info for info in found if info.is_file and not re.search(r"/\.(?!\.?/)", info.path[inside:])]
+        if not kept:
+            raise worded(FileNotFoundError, f"{what}: there is no file below {place.name()}")
         return [_file_of(place.system, info, place.name(info.path), ()) for info in kept]
 
 
