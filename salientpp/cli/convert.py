@@ -17,7 +17,8 @@ TEXTS = {
     "source": "npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark (ogbn-... or ogbl-...), "
     "npy:DIR[,homogeneous=true] (folders of arrays by type), mag240m:DIR, igb:DIR[,classes=2983,homogeneous=true], or "
     "edges:FILES[,x=FILES,y=FILES,nodes=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES,source=COLUMN,target=COLUMN]: text, .npy or "
-    ".parquet files, with wildcards; or tables:FILE.toml: tables whose rows have keys, as the file describes",
+    ".parquet files, with wildcards; or tables:FILE.toml: tables whose rows have keys, as the file describes. Files may also be at addresses such as "
+    "s3://bucket/edges-*.npy; they are fetched to a hidden folder beside the result first",
     "root": "directory to write",
     "--memory": "limit of resident memory, such as 512MiB (default: 4GB)",
     "--undirected": "store every edge in both directions, each pair once; or store edges as they are (default: as the dataset defines it)",

@@ -100,7 +100,7 @@ def test_load_copies_what_a_process_reads_and_keeps_it(dataset_dir, folder, own_
     assert (own_disk / f"salientpp-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_that_was_written_anew_gets_a_new_copy(dataset_dir, tmp_path):
+def test_a_directory_that_was_written_again_gets_a_new_copy(dataset_dir, tmp_path):
     files = fsspec.filesystem("memory")
     folder = "memory://anew"
     old = salientpp.load(upload(dataset_dir, folder), part_id=0)

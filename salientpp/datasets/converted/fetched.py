@@ -103,7 +103,7 @@ class FetchingFinder(Finder):
             with begun.open("ab") as target:
                 copy_bytes(file.system, file.path, target, target.tell(), name, file.address, self._progress.reach)
         except OSError as error:
-            if error.errno is None:  # of the file system, in words
+            if error.errno is None:  # of the file system; it names the address
                 raise
             with says_what_to_do(begun):
                 raise

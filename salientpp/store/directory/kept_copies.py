@@ -1,6 +1,6 @@
 """Copies on this host of dataset directories at addresses. Each lies in a folder that is named after its contents, and stays for later jobs.
 
-The copies of a user are in one folder below that of temporary files (``TMPDIR``), which no other user may write. A directory that was written anew gets a
+The copies of a user are in one folder below that of temporary files (``TMPDIR``), which no other user may write. A directory that was written again gets a
 new copy, so that a job that reads the old one is not disturbed.
 """
 

@@ -39,8 +39,8 @@ def load(
     """Opens a dataset directory. Every rank calls it.
 
     Args:
-        root: a directory that :func:`partition` wrote; or its address, such as ``s3://bucket/graph``, from which the files that this rank reads are first
-            copied to this host's folder of temporary files (``TMPDIR``), see :func:`copy_to_disk`; or ``salientpp://host:port``, the address of a storage
+        root: a directory that :func:`partition` wrote, or its address, such as ``s3://bucket/graph``. Files of an address that this rank reads are first
+            copied to this host's folder of temporary files (``TMPDIR``); see :func:`copy_to_disk`. ``salientpp://host:port`` is the address of a storage
             host (``salientpp serve``). The ranks of this job then only train, and read rows from the storage hosts.
         part_id: the part to serve. None: in an initialised process group, rank r serves part ``r // ranks_per_part``. With fewer ranks than parts,
             a rank serves several parts as one (:mod:`salientpp.ranks.placement`). Without a process group, the process serves part 0 if it is the only

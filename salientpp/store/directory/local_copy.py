@@ -94,7 +94,7 @@ def copy_to_disk(
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
                 _write(copy / MANIFEST, text)
     except OSError as error:
-        if error.errno is None:  # of the origin, in words
+        if error.errno is None:  # of the file system of an address, which it names
             raise
         raise type(error)(
             error.errno,
@@ -233,7 +233,7 @@ def _copy_files(
 
 
 def _copy_file(origin: Origin, copy: Path, name: str, entry: dict[str, Any]) -> None:
-    """Copies a file. What an interrupted copy left of it is kept, if the whole file then matches the manifest."""
+    """Copies a file. The bytes that an interrupted copy left are kept, if the whole file then matches the manifest."""
     temporary = f"{name}{_TEMPORARY}"
     with _opened(copy / temporary, entry["bytes"]) as file:
         begun = file.tell()
