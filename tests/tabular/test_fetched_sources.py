@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from salientpp.datasets import convert, load_dataset
 
 pa, parquet = package("pyarrow"), package("pyarrow.parquet")
 fsspec = package("fsspec")
+
+ROOT = Path(__file__).parents[2]
 
 N, E = 300, 2000
 
@@ -226,6 +230,58 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(local, tmp_path, path):
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r'edges:s3://b/e.npy: s3://b/e.npy needs the "pyarrow" package'):
         convert("edges:s3://b/e.npy", tmp_path / "graph")
+
+
+def test_edges_of_a_web_server_are_converted(local, bucket, tmp_path):
+    package("aiohttp")
+    bucket.put("g/e.txt.gz", local / "e.txt.gz")
+    bucket.client.put_object_acl(Bucket="shop", Key="g/e.txt.gz", ACL="public-read")
+    there = convert(f"edges:http://{bucket.proxy.address}/shop/g/e.txt.gz?token=secret", tmp_path / "there")
+    assert arrays_of(there) == arrays_of(convert(f"edges:{local}/e.txt.gz", tmp_path / "here"))
+    assert "secret" not in (there / "manifest.json").read_text()
+
+
+#: Converts a source of addresses, and copies a directory from one, with a limit on the size of files, and then without. A limit takes the place of a disk.
+_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import fsspec, numpy as np, torch
+import salientpp
+from salientpp.datasets import convert
+from torch_geometric.data import Data
+
+folder = Path(sys.argv[1])
+edges = np.random.default_rng(0).integers(0, 5000, (2, 40_000))
+np.save(folder / "e.npy", edges)
+fsspec.filesystem("memory").put(str(folder / "e.npy"), "/g/e.npy")
+data = Data(edge_index=torch.from_numpy(edges), x=torch.zeros(5000, 30), train_mask=torch.ones(5000, dtype=torch.bool))
+address = salientpp.upload(salientpp.partition(data, 1, folder / "parts", [3], 8).root, "memory://g")
+tries = (
+    lambda: convert("edges:memory://g/e.npy", folder / "graph", memory="4GB"),
+    lambda: salientpp.copy_to_disk(address, folder / "disk", parts=[0]),
+)
+for again, result in zip(tries, (folder / "graph", folder / "disk" / "parts")):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    try:
+        again()
+    except OSError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print(error)
+    else:
+        raise SystemExit("a file fits")
+    assert not (result / "manifest.json").exists()
+    again()
+salientpp.load(folder / "disk" / "parts", verify="full")
+"""
+
+
+def test_a_full_disk_is_an_error_and_the_next_run_goes_on(tmp_path):
+    run = subprocess.run([sys.executable, "-c", _FULL_DISK, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    converted, copied = run.stdout.splitlines()
+    assert ".graph.staged/fetched/files" in converted and "cannot be written (File too large)" in converted
+    assert "Then repeat the same command" in converted
+    assert "memory://g/parts cannot be copied to" in copied and "File too large" in copied

@@ -57,17 +57,19 @@ class FetchingFinder(Finder):
             return super().files(name, pattern)
         found = find_table_files(pattern, Path(), name, FILES)
         check_kinds(name, without_password(pattern), [self._link_of(name, file.address) for file in found])
-        return self._fetch(name, found)
+        return self._fetch(name, pattern, found)
 
     def path(self, name: str, place: str) -> Path:
         """Returns the path of a file or folder. All files below a folder at an address are fetched."""
         if not is_remote(place):
             return super().path(name, place)
-        self._fetch(name, find_files_below(place, name))
-        return self._link_of(name, without_password(place).rstrip("/"))
+        shown, found = find_files_below(place, name)
+        self._fetch(name, place, found)
+        return self._link_of(name, shown.rstrip("/"))
 
-    def _fetch(self, name: str, files: Sequence[TableFile]) -> list[Path]:
-        wanted = [(file, self._file_of(file)) for file in files]
+    def _fetch(self, name: str, given: str, files: Sequence[TableFile]) -> list[Path]:
+        """Fetches the files that the address ``given`` names, unless that is done. Returns links to them."""
+        wanted = [(file, self._file_of(given, file)) for file in files]
         need = sum(file.size - _bytes_of(path) - _bytes_of(_begun(path)) for file, path in wanted)
         with says_what_to_do(self._files):
             self._files.mkdir(parents=True, exist_ok=True)
@@ -87,9 +89,10 @@ class FetchingFinder(Finder):
             self.versions.append((file.address, file.size, file.modified, file.etag))
         return links
 
-    def _file_of(self, file: TableFile) -> Path:
+    def _file_of(self, given: str, file: TableFile) -> Path:
+        # The path of a file may lack the host.
         version = json.dumps([file.size, file.modified, file.etag])
-        return self._files / _digest(f"{file.address}\n{file.path}") / _digest(version)
+        return self._files / _digest(f"{without_password(given)}\n{file.path}") / _digest(version)
 
     def _fetch_file(self, name: str, file: TableFile, path: Path) -> None:
         """Fetches a file, or the rest of it, to ``path``. Other versions of the file are removed."""

@@ -111,8 +111,11 @@ def name_of(address: str) -> str:
     return plain[-1].partition(".")[0] if plain else "table"
 
 
-def find_files_below(address: str, what: str) -> list[TableFile]:
-    """Returns the file at an address, or all files below a folder, except those whose path has a name that begins with a dot. Raises the same errors."""
+def find_files_below(address: str, what: str) -> tuple[str, list[TableFile]]:
+    """Returns the name of a file or folder at an address, and the file, or all files below the folder. Names that begin with a dot are left out.
+
+    Raises the errors of :func:`find_table_files`.
+    """
     from pyarrow import fs
 
     with opening(what, address):
@@ -127,7 +130,7 @@ def find_files_below(address: str, what: str) -> list[TableFile]:
         kept = [info for info in found if info.is_file and not re.search(r"/\.(?!\.?/)", info.path[inside:])]
         if not kept:
             raise worded(FileNotFoundError, f"{what}: there is no file below {place.name()}")
-        return [_file_of(place.system, info, place.name(info.path), ()) for info in kept]
+        return place.name(), [_file_of(place.system, info, place.name(info.path), ()) for info in kept]
 
 
 def _files_of(place: Place, what: str, endings: Sequence[str]) -> list[TableFile]:

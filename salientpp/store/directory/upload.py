@@ -66,8 +66,8 @@ def upload(root: str | Path, to: str, *, verify: str = "quick", progress: Progre
         raise DatasetError(
             f"{root} is a copy with {len(there)} of {manifest['num_parts']} parts; copy the whole directory to {to}"
         )
-    folder, mark, options = to.partition("?")
-    address = f"{folder.rstrip('/')}/{root.resolve().name}{mark}{options}"
+    folder, question, options = to.partition("?")
+    address = f"{folder.rstrip('/')}/{root.resolve().name}{question}{options}"
     target = RemoteDirectory(address)
     sizes, full = _begun(target, manifest), verify == "full"
     progress = progress or Progress()
@@ -78,7 +78,10 @@ def upload(root: str | Path, to: str, *, verify: str = "quick", progress: Progre
             with (root / name).open("rb") as source:
                 _write(target, name, source)
     if MANIFEST not in sizes:
-        if target.text(_MARK) != _mark_of(manifest):
+        mark = target.text(_MARK)
+        if mark is None and (other := _manifest_of(target)) is not None:  # another process has finished before
+            mark = _mark_of(other)
+        if mark != _mark_of(manifest):
             raise DatasetError(
                 f"other contents were copied to {target.name} at the same time; remove the directory there, and copy again"
             )
