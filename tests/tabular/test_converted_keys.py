@@ -78,7 +78,8 @@ def test_the_manifest_has_version_3_columns_keys_and_the_origin(root):
         [{"name": "shop", "type": "int64"}, {"name": "code", "type": "large_string"}],
         None,
     ]
-    assert manifest["tables"] == {"tables": [{"address": "customers.parquet"}]}
+    options = {"deduplicate": False, "dtype": {}, "finite": False}
+    assert manifest["tables"] == {"tables": [{"address": "customers.parquet"}], "options": options}
 
 
 def test_a_graph_without_keys_keeps_its_version(tmp_path):

@@ -27,7 +27,8 @@ def test_a_delta_table_is_read_at_its_version(tmp_path):
     deltalake.write_deltalake(tmp_path / "t", TABLE.slice(60), mode="append")
     deltalake.DeltaTable(tmp_path / "t").delete("v >= 90")
     table = open_table(["delta:t"], tmp_path, "nodes.t")
-    assert table.provenance() == [{"address": "delta:t", "version": 2}]
+    (facts,) = table.facts()
+    assert (facts["address"], facts["version"]) == ("delta:t", 2)
     assert table.num_rows == 90 and table.names == ("id", "v")
     deltalake.write_deltalake(tmp_path / "t", TABLE.slice(90), mode="append")
     for _ in range(2):
@@ -45,7 +46,6 @@ def test_a_delta_table_that_is_made_again_has_other_facts(tmp_path):
         deltalake.write_deltalake(tmp_path / "t", rows)
         facts.append(open_table(["delta:t"], tmp_path, "nodes.t"))
         shutil.rmtree(tmp_path / "t")
-    assert facts[0].provenance() == facts[1].provenance()
     assert facts[0].facts() != facts[1].facts()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
-from salientpp.datasets.tabular.open import TABLES, opened_tables
+from salientpp.datasets.tabular.changes import is_made_of
+from salientpp.datasets.tabular.open import TABLES, described_tables, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone, check_empty
-from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest
+from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest, is_converted
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
-from salientpp.store.key_table import arrow
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def convert(
 ) -> Path:
     """Writes a graph to a directory of files that :func:`load_dataset` maps, in bounded memory.
 
-    If a run is stopped in any way, a call with the same arguments continues it.
+    If a run is stopped in any way, a call with the same arguments continues it. A call that would write a complete graph of tables again does nothing.
 
     Args:
         source: one of
@@ -100,8 +100,17 @@ def convert(
     root, progress = Path(root), progress or Progress()
     with contextlib.ExitStack() as stack:
         if isinstance(source, Mapping) or (isinstance(source, str) and source.startswith(TABLES)):
+            graph = described_tables(source)
+            if undirected is not None:
+                raise ValueError(
+                    f"{graph.name}: undirected is not for tables; set reverse = true or false in each entry of edges"
+                )
+            given = {"deduplicate": deduplicate, "dtype": dict(dtype or {}), "finite": finite}
+            if not overwrite and is_converted(root) and is_made_of(root, graph, given, progress):
+                _check_report(report, root)
+                return root
             budget = _budget_of_tables(memory, root, overwrite)
-            opened = stack.enter_context(opened_tables(source, root, undirected, budget, report, progress))
+            opened = stack.enter_context(opened_tables(graph, root, budget, report, progress))
         else:
             if report is not None:
                 shown = without_passwords(repr(source))
@@ -117,7 +126,6 @@ def convert(
 
 def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
     """Returns the budget of a conversion of tables, after :func:`_check_result`."""
-    arrow()  # its memory is not for arrays
     _check_result(root, overwrite)
     return Budget.of(memory)
 
@@ -131,6 +139,14 @@ def _check_result(root: Path, overwrite: bool) -> None:
         _replaced(root)
     elif root.is_dir() and not (root / JOURNAL).is_file():
         check_empty(root)
+
+
+def _check_report(report: str | Path | None, root: Path) -> None:
+    if report is not None and not Path(report).is_file():
+        raise ValueError(
+            f"{report} cannot be written, because {root} is complete and unchanged, and a report is written while tables are read; leave --report out, or "
+            "pass --overwrite to convert again"
+        )
 
 
 def _check_directory(root: Path) -> None:
@@ -286,7 +302,7 @@ class _Conversion:
             "node_types": node_types,
             "edge_types": edge_types,
             **({"link_splits": links} if links else {}),
-            **({"tables": dict(self.source.origin)} if is_keyed else {}),
+            **({"tables": {**self.source.origin, "options": asdict(self.options)}} if is_keyed else {}),
             "files": self.journal.file_entries(),
         }
 

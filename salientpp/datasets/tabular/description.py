@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from salientpp.datasets.arrays import unreadable
+from salientpp.datasets.tabular.addresses import without_password
 from salientpp.datasets.tabular.keyed import Policy
 from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
@@ -90,6 +91,26 @@ class TableGraph:
     edges: tuple[EdgeTable, ...]
     base: Path
     text: str
+
+    @property
+    def entries(self) -> tuple[NodeTable | EdgeTable, ...]:
+        """All entries: vertex types, then relations."""
+        return (*self.nodes, *self.edges)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder at which relative addresses begin, or None if there are none."""
+        addresses = [table for entry in self.entries for table in entry.tables if isinstance(table, str)]
+        is_relative = any("://" not in address and not Path(address).is_absolute() for address in addresses)
+        return str(self.base.resolve()) if is_relative else None
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The description as JSON, without passwords of addresses."""
+        described = json.loads(self.text)
+        for entry in (*described["nodes"], *described["edges"]):
+            entry["tables"] = [without_password(table) for table in entry["tables"]]
+        return described
 
 
 def read_description(source: str | Path | Mapping[str, Any]) -> TableGraph:

@@ -18,14 +18,20 @@ from salientpp.datasets.tabular.addresses import find_table_files
 from salientpp.datasets.tabular.column_types import joined_schema
 from salientpp.datasets.tabular.file_formats import FORMATS, sliced
 from salientpp.datasets.tabular.lakes import LAKES, open_lake
-from salientpp.datasets.tabular.table_parts import UNNAMED_INDEX, FilePart, ObjectPart, TablePart, is_object, with_types
+from salientpp.datasets.tabular.table_parts import (
+    UNNAMED_INDEX,
+    FilePart,
+    ObjectPart,
+    TablePart,
+    facts_of_file,
+    is_in_memory,
+    is_object,
+    with_types,
+)
 from salientpp.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-#: Facts that depend on when a table was written, or on the order of its rows. Delta makes a new ``id`` for each table.
-_OF_WRITING = ("modified", "etag", "digest", "id")
 
 
 @dataclass(frozen=True)
@@ -132,10 +138,6 @@ class Table:
         """Returns what identifies the content of each part: address, size and time, or the version of a lake's table, or a digest of an object."""
         return [part.facts() for part in self._parts]
 
-    def provenance(self) -> list[dict[str, Any]]:
-        """Returns the facts that do not depend on the time at which the table was written, or on the order of rows in memory."""
-        return [{name: fact for name, fact in facts.items() if name not in _OF_WRITING} for facts in self.facts()]
-
     def check_unchanged(self) -> None:
         """Raises ValueError if a file has changed since the table was opened, and OSError if this cannot be found out."""
         for part in self._parts:
@@ -177,6 +179,27 @@ def open_table(tables: Sequence[object], base: Path, what: str) -> Table:
         raise ValueError(f"{what}: expected at least one address or object, got none")
     _check_named_once(parts, what)
     return Table(parts, what)
+
+
+def facts_of(tables: Sequence[object], base: Path, what: str) -> list[dict[str, Any]] | None:
+    """Returns :meth:`Table.facts` without reading files. None: an object gives its rows once, so that only reading it identifies them.
+
+    Arguments and errors are those of :func:`open_table`.
+    """
+    facts: list[dict[str, Any]] = []
+    for number, table in enumerate(tables):
+        if not isinstance(table, (str, os.PathLike)):
+            if not is_in_memory(table):
+                return None
+            facts.append(ObjectPart(table, number, what).facts())
+            continue
+        address = os.fspath(table)
+        kind, colon, rest = address.partition(":")
+        if colon and kind in LAKES:
+            facts.append(open_lake(kind, rest, base, what).facts())
+        else:
+            facts += [facts_of_file(file) for file in find_table_files(address, base, what, tuple(FORMATS))]
+    return facts
 
 
 def _check_named_once(parts: Sequence[TablePart], what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -120,11 +119,12 @@ def describe_source(
             inverse = StagedColumns(staged.plan, each.backward.columns, names)
             edges[edge.reverse_name] = _edges(each.backward, inverse, facts[edge.title], unit)
     origin = {
-        "description": json.loads(graph.text),
+        "description": graph.recorded,
+        "folder": graph.folder,
         "time_unit": _UNITS.get(unit),
         "tables": {
             title: {
-                "from": table.provenance(),
+                "from": table.facts(),
                 **facts[title],
                 "left_out": {**dict.fromkeys(table.left_out, _INDEX), **columns[title].plan.left_out},
             }

@@ -73,7 +73,7 @@ def staged_tables(graph: TableGraph, root: Path, budget: Budget, progress: Progr
         ValueError: the description does not fit the tables, or a policy refuses a row. The text names the entry, and the file and row.
         OSError: a table cannot be read.
     """
-    work = root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
+    work = staged_beside(root)
     with working_folder(work, root) as spool:
         yield open_tables(graph, work, spool, budget, progress)
 
@@ -81,8 +81,7 @@ def staged_tables(graph: TableGraph, root: Path, budget: Budget, progress: Progr
 def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, progress: Progress) -> StagedGraph:
     """Does all steps that are not finished in the folder ``work``. One-shot streams are copied to the folder ``spool`` first."""
     tables = _planned_tables(graph, spool, progress)
-    facts = [planned.table.facts() for planned in tables]
-    task = sha256(json.dumps([graph.text, _base_of(graph), facts], sort_keys=True).encode()).hexdigest()
+    task = task_of(graph, [planned.table.facts() for planned in tables])
     steps = Steps(work, task)
     staging = _Staging(graph, tables, steps, budget.working)
     vertices = staging.number()
@@ -97,12 +96,14 @@ def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, prog
     )
 
 
-def _base_of(graph: TableGraph) -> str | None:
-    """Returns the folder at which relative addresses begin, or None if there are none."""
-    entries: tuple[NodeTable | EdgeTable, ...] = (*graph.nodes, *graph.edges)
-    addresses = [table for entry in entries for table in entry.tables if isinstance(table, str)]
-    is_relative = any("://" not in address and not Path(address).is_absolute() for address in addresses)
-    return str(graph.base.resolve()) if is_relative else None
+def task_of(graph: TableGraph, facts: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Returns a text that differs if the description or a table does. ``facts`` has those of each entry of the description."""
+    return sha256(json.dumps([graph.text, graph.folder, facts], sort_keys=True).encode()).hexdigest()
+
+
+def staged_beside(root: Path) -> Path:
+    """Returns the working folder of a conversion that writes ``root``."""
+    return root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
 
 
 def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[PlannedTable]:
@@ -110,8 +111,7 @@ def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[
     opened: dict[tuple[object, ...], Table] = {}
     planned = []
     of_nodes = set(map(_identity, graph.nodes))
-    entries: tuple[NodeTable | EdgeTable, ...] = (*graph.nodes, *graph.edges)
-    for entry in entries:
+    for entry in graph.entries:
         same = _identity(entry)
         if same not in opened:
             progress.begin(f"opening {entry.title}")

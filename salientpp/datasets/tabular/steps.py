@@ -116,6 +116,15 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
                 shutil.rmtree(work, ignore_errors=True)
 
 
+def discard_staged(work: Path, root: Path, task: str) -> None:
+    """Removes the folder ``work`` if it holds steps of ``task``, or none: a run that was killed after it had written ``root`` left it."""
+    if (_head_of(work) or {}).get("task", task) != task:
+        return
+    with contextlib.suppress(OSError, ValueError), alone(work, root):  # missing, or another process uses it
+        _forget(work)
+        shutil.rmtree(work)
+
+
 def _forget(work: Path) -> None:
     """Removes all steps. The task goes first, so that no step seems finished whose files are removed in part, if the run is killed."""
     save(work / _STAGED, json.dumps({"format": _FORMAT}))

@@ -103,11 +103,16 @@ class FilePart:
         raise ValueError(f"{self._what}: {self.address}{after}: {text}") from error
 
     def facts(self) -> dict[str, Any]:
-        found = {"address": self.address, "size": self._file.size, "modified": self._file.modified}
-        return found | ({"etag": self._file.etag} if self._file.etag else {})
+        return facts_of_file(self._file)
 
     def check_unchanged(self, what: str) -> None:
         self._file.check_unchanged(what)
+
+
+def facts_of_file(file: TableFile) -> dict[str, Any]:
+    """Returns what identifies the content of a file, as JSON values: address, size in bytes, time of the last change in nanoseconds, and etag."""
+    found = {"address": file.address, "size": file.size, "modified": file.modified}
+    return found | ({"etag": file.etag} if file.etag else {})
 
 
 def _with_folders(looked: Looked, folders: Mapping[str, str | None]) -> Looked:
@@ -171,7 +176,7 @@ class ObjectPart:
         self._value: Any = value
         self._spooled: FilePart | None = None
         self._digest: str | None = None
-        self.is_spooled = self.address in _IN_MEMORY
+        self.is_spooled = is_in_memory(value)
         reader = self._reader()
         self._stream = None if self.is_spooled else reader
         rows = len(value) if self.is_spooled and hasattr(value, "__len__") else None
@@ -268,6 +273,11 @@ class ObjectPart:
 def _kind_of_object(value: Any) -> str:
     kind = type(value)
     return f"{kind.__module__.partition('.')[0].lstrip('_')}.{kind.__name__}"
+
+
+def is_in_memory(value: Any) -> bool:
+    """Returns if a value is a table that gives the same rows each time."""
+    return _kind_of_object(value) in _IN_MEMORY
 
 
 def is_object(value: Any) -> bool:

@@ -112,7 +112,7 @@ class Journal:
             differ = [key for key in {**task, **ours} if task.get(key) != ours.get(key)]
             kind = self._head["format"].removeprefix("salientpp-")
             raise ValueError(
-                f"{name} was begun by another {kind}: {'; '.join(_difference(key, task.get(key), ours.get(key)) for key in differ)}. Repeat that "
+                f"{name} was begun by another {kind}: {'; '.join(difference(key, task.get(key), ours.get(key)) for key in differ)}. Repeat that "
                 "command to continue it, pass overwrite (--overwrite) to start over, or choose another directory"
             )
 
@@ -264,7 +264,8 @@ def says_what_to_do(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _difference(key: str, begun: Any, asked: Any) -> str:
+def difference(key: str, begun: Any, asked: Any) -> str:
+    """Returns in words how an entry of a task differs from that of another task."""
     if key == "files":
         return "the source files have other names, sizes or times"
     if key == "data":
