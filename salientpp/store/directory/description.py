@@ -16,7 +16,7 @@ import torch
 
 from salientpp.graph.from_pyg import words_for
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.files import ARROW, numpy_dtype
+from salientpp.store.directory.files import ARROW, JSON, numpy_dtype
 from salientpp.store.frames import Frame
 from salientpp.store.narrow import Narrow
 
@@ -26,6 +26,9 @@ VERSIONS = (1, 2, 3, 4, 5, 6)
 #: Forms of the topology. WHOLE: one set of neighbour lists for all parts. PARTS: the lists, and the rows of their edges, lie in the folder of the part that
 #: owns the target.
 WHOLE, PARTS = "whole", "parts"
+
+#: File with the tables that the graph was made of (:func:`~salientpp.store.directory.origin.table_origin`). It may be large, so it is not in the manifest.
+ORIGIN = "tables.json"
 
 #: Attribute -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. For encoded rows, these describe the decoded rows. Their entry also has
 #: "stored_as", a record of four fields. "format" is as in :mod:`salientpp.store.narrow`. "row_bytes" are the bytes of a stored row. "largest_error" is the
@@ -218,6 +221,7 @@ class Description:
         num_neighbors, batch_size, seeds: the workload for which vertex order and inclusion probabilities (VIP) were computed. It has fanouts per edge type,
             the number of seeds per batch, and the (type, split) of the seeds; (None, 'all') means all vertices of all types.
         partitioning: result of :meth:`~salientpp.partitioning.options.PartitionOptions.to_json`. None: the writer did not record it.
+        has_origin: True if the graph was made of tables, which the file :data:`ORIGIN` describes.
     """
 
     version: int
@@ -231,6 +235,7 @@ class Description:
     seeds: tuple[str | None, str]
     quality: Mapping[str, Any]
     partitioning: Mapping[str, Any] | None = None
+    has_origin: bool = False
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Description:
@@ -269,6 +274,7 @@ class Description:
             seeds=seeds,
             quality=manifest["quality"],
             partitioning=manifest.get("partitioning"),
+            has_origin=version >= 6 and "origin" in manifest,
         )
 
     def to_manifest(self, files: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,6 +286,7 @@ class Description:
             "quality": self.quality,
             "files": files,
             **({} if self.partitioning is None else {"partitioning": self.partitioning}),
+            **({"origin": ORIGIN} if self.has_origin else {}),
         }
         workload = {"num_neighbors": self.num_neighbors, "batch_size": self.batch_size, "seeds": list(self.seeds)}
         if self.version == 1:
@@ -407,6 +414,8 @@ class Description:
             name = str(self.time_attr)
             dtype = stored_dtype(vertices.attributes[name]["dtype"])
             expected[vertices.time_file(name)] = (dtype,), [vertices.num_vertices]
+        if self.has_origin:
+            expected[ORIGIN] = (JSON,), [1]
         return expected
 
 

@@ -25,8 +25,9 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.
 STORED_AS = {torch.bfloat16: torch.int16, **dict.fromkeys(_FLOAT8, torch.uint8)}
 
 
-#: In the manifest, the ``dtype`` of an Arrow file, which has no dtype of numpy. Its ``shape`` is [number of rows].
-ARROW = "arrow"
+#: In the manifest, the ``dtype`` of an Arrow file, whose ``shape`` is [number of rows], and of a file of JSON, whose ``shape`` is [1]. They have no dtype of
+#: numpy.
+ARROW, JSON = "arrow", "json"
 
 
 class DatasetError(ValueError):

@@ -92,6 +92,7 @@ def copy_to_disk(
             _copy_files(origin, copy, manifest, wanted, full, progress or Progress())
             if have is not None and not wanted <= have:
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
+            if _manifest_of(copy) != manifest:  # also if only the origin differs
                 _write(copy / MANIFEST, text)
     except OSError as error:
         if error.errno is None:  # of the file system of an address, which it names

@@ -20,6 +20,7 @@ import torch
 
 from salientpp.store.directory.description import (
     FORMAT,
+    ORIGIN,
     PARTS,
     VERSIONS,
     WHOLE,
@@ -125,7 +126,7 @@ _SHARED: Schema = {
     ),
 }
 #: Directories of earlier versions lack these fields.
-_OPTIONAL = ("partitioning",)
+_OPTIONAL = ("partitioning", "origin")
 _FANOUTS = _list_of(_whole(-1, 2**31))
 
 _VERSION_2: Schema = {
@@ -167,7 +168,7 @@ _SCHEMAS: Mapping[int, Schema] = {
     3: _VERSION_2,
     4: {"topology": (repr(PARTS), lambda value: value == PARTS), **_VERSION_2},
     5: _VERSION_5,
-    6: _VERSION_5,
+    6: {"origin": (repr(ORIGIN), lambda value: value == ORIGIN), **_VERSION_5},
 }
 
 _VERTEX_TYPE: Schema = {
@@ -480,8 +481,8 @@ def _check_files(described: Description, files: Mapping[str, Any]) -> None:
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Returns a checksum that is equal for directories of equal contents: all files and, from version 2 on, types and ``time_attr``."""
-    said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
+    """Returns a checksum that is equal for directories of equal contents: all files but the origin and, from version 2 on, types and ``time_attr``."""
+    said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()) if name != ORIGIN)
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from torch import Tensor
 from salientpp.graph.mapped import releaser
 from salientpp.progress import Progress
 from salientpp.store.directory.description import (
+    ORIGIN,
     PARTS,
     Description,
     EdgeName,
@@ -26,6 +27,7 @@ from salientpp.store.directory.description import (
 from salientpp.store.directory.files import ARROW, Arrays, verify_file
 from salientpp.store.directory.manifest import check_is_there, manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.origin import table_origin
 from salientpp.store.directory.step_writer import StepWriter
 from salientpp.store.directory.type_files import divided
 from salientpp.store.directory.unfinished import begin, check_root_is_free, complete, folder_beside
@@ -99,6 +101,9 @@ class _Rewriter:
                 self._step(f"{new.prefix}edge_{name}.npy", partial(self._write_rows, old, new, name))
         for step, names in self._copied():
             self._step(step, partial(self._copy, names))
+        if (origin := table_origin(self._arrays.root)) is not None:
+            origin["partition"]["topology"] = self._new.topology
+            self._step(ORIGIN, partial(self._writer.write_json, ORIGIN, origin))
         return self._new.to_manifest({})
 
     def _step(self, name: str, write: partial[None]) -> None:

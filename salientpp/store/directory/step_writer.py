@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from salientpp.graph.mapped import nothing, releaser
-from salientpp.store.directory.files import ARROW, STORED_AS, numpy_dtype
+from salientpp.store.directory.files import ARROW, JSON, STORED_AS, numpy_dtype
 from salientpp.store.directory.journal import Journal, says_what_to_do
 from salientpp.store.rows import put_rows
 
@@ -55,8 +56,8 @@ class StepWriter:
                 os.fsync(file.fileno())
         self._written[name] = {"dtype": on_disk.str, "shape": list(shape)}
 
-    def write_file(self, name: str, write: Callable[[BinaryIO], int]) -> None:
-        """Writes one Arrow file. ``write`` gets the open file, and returns the number of rows."""
+    def write_file(self, name: str, write: Callable[[BinaryIO], int], dtype: str = ARROW) -> None:
+        """Writes one file that is no array, of the manifest's ``dtype``. ``write`` gets the open file, and returns the number of rows."""
         path = self._journal.work / name
         with says_what_to_do(self.root / name):
             path.parent.mkdir(exist_ok=True)
@@ -64,7 +65,14 @@ class StepWriter:
                 num_rows = write(file)
                 file.flush()
                 os.fsync(file.fileno())
-        self._written[name] = {"dtype": ARROW, "shape": [num_rows]}
+        self._written[name] = {"dtype": dtype, "shape": [num_rows]}
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        def write(file: BinaryIO) -> int:
+            file.write(f"{json.dumps(value, sort_keys=True)}\n".encode())
+            return 1
+
+        self.write_file(name, write, JSON)
 
     def write_tensor(self, name: str, tensor: Tensor) -> None:
         self.write(name, tensor.dtype, tensor.shape, [tensor])

@@ -21,7 +21,10 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Data and options of one :func:`salientpp.partition` call. 'auto' has been replaced by a choice. ``fanouts`` has a list per relation."""
+    """Data and options of one :func:`salientpp.partition` call. 'auto' has been replaced by a choice. ``fanouts`` has a list per relation.
+
+    ``origin`` says from which tables the data was made, and has the arguments of the call under ``partition``. None: it was made of something else.
+    """
 
     contents: Contents
     num_parts: int
@@ -32,6 +35,7 @@ class Job:
     time_attr: str | None
     topology: str
     progress: Progress
+    origin: Mapping[str, Any] | None = None
 
     def task(self) -> dict[str, Any]:
         """Returns JSON that is equal for calls with equal data and arguments, and differs for others."""
@@ -69,6 +73,29 @@ class Job:
                 else {}
             ),
         }
+
+
+def as_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a :func:`salientpp.partition` call as JSON, as they were given, without those that do not change the result.
+
+    Of ``split`` and ``edge_split``, the result only says if they were given.
+    """
+    left_out = ("data", "root", "overwrite", "progress")
+    return {
+        name: value is not None if name in ("split", "edge_split") else _plain(value)
+        for name, value in arguments.items()
+        if name not in left_out
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return sorted([_plain(key), _plain(each)] for key, each in value.items())
+    if isinstance(value, Tensor):
+        return identify(value.detach().cpu())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [*map(_plain, value)]
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
 
 
 def _named(method: Any) -> Any:

@@ -16,6 +16,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from salientpp.progress import Progress
 from salientpp.store.directory.attributes import check_types
 from salientpp.store.directory.contents import Contents, read_contents
 from salientpp.store.directory.description import (
+    ORIGIN,
     PARTS,
     WHOLE,
     Description,
@@ -51,8 +53,9 @@ from salientpp.store.directory.journal import Journal, says_what_to_do
 from salientpp.store.directory.labels import num_classes_of
 from salientpp.store.directory.manifest import read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.origin import origin_of
 from salientpp.store.directory.step_writer import StepWriter
-from salientpp.store.directory.task import Job
+from salientpp.store.directory.task import Job, as_given
 from salientpp.store.directory.type_files import write_edges, write_numbering, write_vertices
 from salientpp.store.directory.unfinished import begin, check_root_is_free, complete, folder_beside
 from salientpp.store.narrow import Loss, Narrow
@@ -125,7 +128,8 @@ def partition(
         ValueError: an argument or the data is invalid; or ``root`` exists, or was begun with other arguments or data.
         OSError: ``root`` cannot be written. It stays unchanged, and the finished steps stay for the next run.
     """
-    progress = progress or Progress()
+    replicate = replicate if replicate is None or isinstance(replicate, str) else [*replicate]
+    asked, progress = dict(locals()), progress or Progress()
     options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
     if isinstance(data, HeteroData):
         data = with_sizes(data)
@@ -141,7 +145,9 @@ def partition(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
         how = _decided(options, contents, num_parts)
-        job = Job(contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress)
+        origin = origin_of(contents.keys.values())
+        origin = None if origin is None else {**origin, "partition": as_given(asked)}
+        job = Job(contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress, origin)
         _write_directory(job, folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
@@ -198,6 +204,8 @@ def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, An
         releaser(relation.indices)()
     for vertices in described.node_types:
         write_vertices(writer, vertices, numberings[vertices.name], contents, job.time_attr)
+    if job.origin is not None:
+        writer.step("origin", partial(writer.write_json, ORIGIN, job.origin))
     return manifest
 
 
@@ -338,6 +346,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
         seeds=contents.seeds,
         quality={name: getattr(assigned, name) for name in ("edge_cut", "edge_cut_fraction", "balance")},
         partitioning=job.options.to_json(),
+        has_origin=job.origin is not None,
     )
 
 
