@@ -52,6 +52,16 @@ def dataset_of(text: str) -> str:
     return text
 
 
+def dataset_or_tables(text: str) -> str:
+    """Checks the name of a dataset or of tables, ``tables:FILE.toml``, and returns it. Raises WrongName as :func:`dataset_of` does."""
+    kind, _, rest = text.partition(":")
+    if kind != "tables" and Path(text).suffix == ".toml" and Path(text).is_file():
+        raise WrongName(f"{text} describes tables; put tables: before its name; write", text, f"tables:{text}")
+    if kind == "tables" and not Path(rest).is_file():
+        raise WrongName(f"{rest}: no such file", text)
+    return text if kind == "tables" else dataset_of(text)
+
+
 def _check(text: str) -> None:
     kind, _, rest = text.partition(":")
     is_directory = has_manifest(text)

@@ -15,7 +15,11 @@ from salientpp.datasets.converted.directory import read_converted
 from salientpp.store.directory.description import PARTS, EdgeName, EdgeType, VertexType
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.origin import table_origin
 from salientpp.tables import FittedTable
+
+#: Number of files that a graph was made of, of which addresses are shown.
+_NAMED_TABLES = 4
 
 
 def describe(part: PartitionedGraph) -> list[RenderableType]:
@@ -39,6 +43,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     facts += [
         (_keys_of(type_.name), _columns_of(type_.keys)) for type_ in described.node_types if type_.keys is not None
     ]
+    facts += _made_of(part.root)
     if described.time_attr is not None:
         facts.append(("lists ascend by", repr(described.time_attr)))
     facts += [
@@ -200,4 +205,15 @@ def describe_converted(root: Path) -> Table:
         negatives = [f"{of['edge_neg']:,} negatives"] if "edge_neg" in of else []
         more = [*negatives, *([_columns(columns)] if columns else [])]
         facts.append((f"link split {split}", "; ".join([f"{of['edge']:,} edges", *more])))
-    return _grid(facts)
+    return _grid([*facts, *_made_of(root)])
+
+
+def _made_of(root: Path) -> list[tuple[str, str]]:
+    """Returns the fact from which tables a graph was made, or nothing."""
+    origin = table_origin(root)
+    if origin is None:
+        return []
+    files = {fact["address"]: fact.get("size", 0) for table in origin["tables"].values() for fact in table["from"]}
+    more = f" and {len(files) - _NAMED_TABLES:,} more" if len(files) > _NAMED_TABLES else ""
+    size = f", {total / 1e6:,.1f} MB" if (total := sum(files.values())) else ""
+    return [("made of", f"{', '.join([*files][:_NAMED_TABLES])}{more}{size}")]

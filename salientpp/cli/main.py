@@ -44,6 +44,7 @@ MEANT = {
     "--num-parts": "--parts",
     "--alpha": "--replication-factors",
     "--policy": "--policies",
+    "--dtype": "--store-as",
 }
 
 SUBCOMMANDS = tuple(name for names in GROUPS.values() for name in names)
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written: list[Path] = []
     try:
         asks_for_help = not {"-h", "--help"}.isdisjoint(words)
-        parser = _parser(str if asks_for_help else dataset_of)
+        parser = _parser(checks_datasets=not asks_for_help)
         try:
             parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
         except SystemExit as end:
@@ -145,8 +146,8 @@ def _subcommand(name: str) -> ModuleType:
     return importlib.import_module(f"salientpp.cli.{name.replace('-', '_')}")
 
 
-def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser:
-    """Returns the parser of all commands. ``dataset_type`` checks the names of datasets, before argparse reports missing options."""
+def _parser(checks_datasets: bool = False) -> argparse.ArgumentParser:
+    """Returns the parser of all commands. It may check the names of datasets, before argparse reports missing options."""
     lines = ["Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine."]
     for title, names in GROUPS.items():
         lines += ["", f"{title}:", *(f"    {name:<14}{_subcommand(name).HELP}" for name in names)]
@@ -171,5 +172,5 @@ def _parser(dataset_type: Callable[[str], str] = str) -> argparse.ArgumentParser
         for action in added._actions:
             # The jobs of `slurm --dataset` may see other files than this machine.
             if action.dest == "dataset" and not action.option_strings:
-                action.type = dataset_type
+                action.type = getattr(subcommand, "DATASET", dataset_of) if checks_datasets else str
     return parser

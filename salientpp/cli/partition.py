@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from salientpp.cli import terminal
+from salientpp.cli.dataset_name import dataset_or_tables
 from salientpp.cli.shared_arguments import (
     DATASETS,
     add_data,
@@ -24,9 +26,12 @@ HELP = "partition a graph and write a dataset directory"
 EXAMPLE = "salientpp partition synthetic:num_vertices=20000 parts-2 --parts 2"
 
 
+#: Checks the name of the dataset.
+DATASET = dataset_or_tables
+
 #: Help of each argument.
 TEXTS = {
-    "dataset": f"{DATASETS}, such as ogbn-products",
+    "dataset": f"{DATASETS}, such as ogbn-products; or tables:FILE.toml: tables whose rows have keys, as the file describes",
     "root": "dataset directory to write",
     "--parts": "number of parts, one per rank or machine",
     "--order": "order of the vertices inside a part: by VIP, or as in the dataset (default: vip)",
@@ -43,6 +48,8 @@ TEXTS = {
     "--store-as": "store rows of a node or edge attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, int8, int4, or int8/B and int4/B with "
     "a scale for every B values. TYPE of an edge attribute is written as author,writes,paper. May be given several times. The largest error is printed",
     "--tolerance": "how far the load of a part may exceed the mean load, as a fraction (default: 0.05)",
+    "--memory": "for tables: limit of resident memory while they are converted, such as 512MiB (default: 4GB)",
+    "--report": "for tables: write to this file, as JSON, the rows that were kept and dropped, and what each column became",
     "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
 }
 
@@ -50,7 +57,8 @@ TEXTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Partition a graph, order each part by vertex inclusion probability (VIP), and write a dataset directory. After an interruption, the same "
-        "command goes on where it stopped: it keeps the assignment, the order, and every finished file of edges and parts."
+        "command goes on where it stopped: it keeps the assignment, the order, and every finished file of edges and parts. Tables are first converted to a "
+        "hidden folder beside the directory. If they have not changed since the directory was written, the command does nothing."
     )
     add = adder(parser, TEXTS)
     add("dataset")
@@ -76,18 +84,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("files")
     add_data(files)
     add_json(files, "the description of the directory")
-    adder(files, TEXTS)("--overwrite", action="store_true")
+    add_file = adder(files, TEXTS)
+    add_file("--memory", metavar="BYTES")
+    add_file("--report", type=Path, metavar="FILE")
+    add_file("--overwrite", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.description import as_json, describe
     from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
+    from salientpp.datasets import partition_tables
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import check_fanouts
 
-    files = files_of(arguments, "json")
-    if arguments.root.exists() and not arguments.overwrite:
+    files = files_of(arguments, "json", "report")
+    files.pop("report", None)
+    is_of_tables = arguments.dataset.startswith("tables:")
+    of_tables = {name: value for name, value in values_of(arguments, "memory", "report").items() if value is not None}
+    for name in () if is_of_tables else of_tables:
+        raise ValueError(f"--{name} is only for tables:FILE.toml, got {arguments.dataset}; leave it out")
+    if arguments.root.exists() and not arguments.overwrite and not is_of_tables:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.num_neighbors)
     if arguments.replicate and arguments.replicate_none:
@@ -95,10 +112,13 @@ def run(arguments: argparse.Namespace) -> int:
     passed = "edge_weights", "order", "refine", "seeds", "time_attr", "topology", "tolerance", "seed", "overwrite"
     method: Any = method_of(arguments.method, arguments.dataset)
     with warnings_in_lines("partition"), shown_progress() as progress:
-        progress.begin(f"loading {arguments.dataset}")
-        data, method = graph_of(arguments, method)
-        part = partition(
-            data,
+        if is_of_tables:
+            write: Any = partial(partition_tables, arguments.dataset, **of_tables)
+        else:
+            progress.begin(f"loading {arguments.dataset}")
+            data, method = graph_of(arguments, method)
+            write = partial(partition, data)
+        part = write(
             arguments.parts,
             arguments.root,
             arguments.num_neighbors,

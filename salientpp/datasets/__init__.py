@@ -5,6 +5,7 @@
 * :func:`load_partition` loads a partition that another library wrote.
 * :func:`load_dgl_assignment` reads the parts that DGL assigned to vertices.
 * :func:`convert` writes a graph that is larger than memory to files, which :func:`load_dataset` memory-maps.
+* :func:`partition_tables` converts tables with keys and partitions the graph.
 * :func:`load_link_splits` loads the link splits of such a graph.
 """
 
@@ -15,6 +16,7 @@ from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.load import load_dataset
 from salientpp.datasets.partitions.dgl import load_dgl_assignment
 from salientpp.datasets.partitions.load import load_partition
+from salientpp.datasets.parts_of_tables import partition_tables
 
 __all__ = [
     "LinkSplit",
@@ -23,6 +25,7 @@ __all__ = [
     "load_dgl_assignment",
     "load_link_splits",
     "load_partition",
+    "partition_tables",
     "synthetic",
     "synthetic_mag",
 ]

@@ -103,7 +103,7 @@ def source_of(graph: Keyed, folder: Path, rows_per_batch: int = 50, **more: Any)
         x = torch.arange(size * 3, dtype=torch.float32).view(size, 3)
         vertices[type_] = Vertices(size, {"x": rows_of(x)}, {"train": train} if type_ == "customer" else {}, keys=keys)
     edges = {relation: edges_of(ends, graph.columns[relation]) for relation, ends in graph.edges.items()}
-    origin = {"tables": [{"address": "customers.parquet"}]}
+    origin = {"tables": {"nodes.customer": {"from": [{"address": "customers.parquet", "size": 2_000_000}]}}}
     return Source("tables:shop.toml", vertices, edges, origin=origin, **more)
 
 

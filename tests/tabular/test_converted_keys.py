@@ -37,6 +37,7 @@ from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.convert import write_converted
 from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.converted.pieces import Source, Vertices
+from salientpp.store.directory.origin import table_origin
 from salientpp.store.key_table import KEYS_PER_BATCH, KeyTable, write_key_file
 
 
@@ -79,7 +80,9 @@ def test_the_manifest_has_version_3_columns_keys_and_the_origin(root):
         None,
     ]
     options = {"deduplicate": False, "dtype": {}, "finite": False}
-    assert manifest["tables"] == {"tables": [{"address": "customers.parquet"}], "options": options}
+    files = [{"address": "customers.parquet", "size": 2_000_000}]
+    assert manifest["tables"] == {"tables": {"nodes.customer": {"from": files}}, "options": options}
+    assert table_origin(root) == manifest["tables"]
 
 
 def test_a_graph_without_keys_keeps_its_version(tmp_path):

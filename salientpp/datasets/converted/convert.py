@@ -26,7 +26,7 @@ from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.names import check_edge_names, check_vertex_names
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
-from salientpp.datasets.tabular.changes import is_made_of
+from salientpp.datasets.tabular.changes import check_report, is_made_of
 from salientpp.datasets.tabular.open import TABLES, described_tables, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
@@ -107,7 +107,7 @@ def convert(
                 )
             given = {"deduplicate": deduplicate, "dtype": dict(dtype or {}), "finite": finite}
             if not overwrite and is_converted(root) and is_made_of(root, graph, given, progress):
-                _check_report(report, root)
+                check_report(report, root)
                 return root
             budget = _budget_of_tables(memory, root, overwrite)
             opened = stack.enter_context(opened_tables(graph, root, budget, report, progress))
@@ -139,14 +139,6 @@ def _check_result(root: Path, overwrite: bool) -> None:
         _replaced(root)
     elif root.is_dir() and not (root / JOURNAL).is_file():
         check_empty(root)
-
-
-def _check_report(report: str | Path | None, root: Path) -> None:
-    if report is not None and not Path(report).is_file():
-        raise ValueError(
-            f"{report} cannot be written, because {root} is complete and unchanged, and a report is written while tables are read; leave --report out, or "
-            "pass --overwrite to convert again"
-        )
 
 
 def _check_directory(root: Path) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from salientpp.datasets.converted.directory import open_arrays, read_converted
 from salientpp.datasets.tabular.description import TableGraph
 from salientpp.datasets.tabular.doors import facts_of
 from salientpp.datasets.tabular.staging import staged_beside, task_of
@@ -47,12 +48,13 @@ def is_made_of(root: Path, graph: TableGraph, options: Mapping[str, Any], progre
     """Returns if the complete directory ``root`` is a converted graph of these tables. Staged work that a killed run left is removed then.
 
     Raises:
-        ValueError: the description, the tables or the options differ; the text says how. Or ``root`` is something else.
+        ValueError: the description, the tables or the options differ; the text says how. Or a file of ``root`` is missing or was altered.
     """
     made, asked = table_origin(root), asked_origin(graph, options)
     if made is None or asked is None:
         return False
     check_same(root, differences(made, asked), made, progress)
+    open_arrays(root, read_converted(root)["files"], verify=False)
     discard_staged(staged_beside(root), root, task_of(graph, [each["from"] for each in asked["tables"].values()]))
     return True
 
@@ -60,18 +62,32 @@ def is_made_of(root: Path, graph: TableGraph, options: Mapping[str, Any], progre
 def check_same(root: Path, found: Sequence[str], made: Mapping[str, Any], progress: Progress) -> None:
     """Tells ``progress`` that there is nothing to do for ``root``. Raises ValueError if differences were found."""
     if found:
-        named = "; ".join(found[:_NAMED]) + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
         raise ValueError(
-            f"{root} exists, and this command differs from the one that wrote it: {named}. Pass --overwrite to replace it, or choose another directory"
+            f"{root} exists, and this command differs from the one that wrote it: {in_words(found)}. Pass overwrite (--overwrite) to replace it, or choose "
+            "another directory"
         )
     facts = [fact for table in made["tables"].values() for fact in table["from"]]
-    compared = ["size", *(name for name in ("etag", "version", "snapshot") if any(name in fact for fact in facts))]
+    names = {"size": "size", "etag": "etag", "version": "version", "snapshot": "snapshot", "digest": "rows"}
+    compared = [word for name, word in names.items() if any(name in fact for fact in facts)]
     if any("modified" in fact and "etag" not in fact for fact in facts):
         compared.append("time")
     progress.begin(
-        f"nothing to do: {root} is complete, and its description, its options and the {', '.join(compared)} of its tables are the same; --overwrite writes it "
-        "anew"
+        f"nothing to do: {root} is complete, and the description, the options and the {' and '.join(compared)} of all tables are the same; --overwrite writes "
+        "it anew"
     )
+
+
+def in_words(found: Sequence[str]) -> str:
+    """Returns the first differences as text for an error."""
+    return "; ".join(found[:_NAMED]) + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+
+def check_report(report: str | Path | None, root: Path) -> None:
+    """Raises ValueError if a report is asked for, but ``root`` is complete and no run has left the report."""
+    if report is not None and not Path(report).is_file():
+        raise ValueError(
+            f"{report} is not written, because {root} is complete, and a report is written while tables are read; leave --report out, or pass --overwrite"
+        )
 
 
 def differences(made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
@@ -151,7 +167,7 @@ def _of_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ):  # it names the contents, whenever they were written
         differ = [name for name in differ if name != "modified"]
     words = []
-    for name in differ:
+    for name in sorted(differ, key=lambda name: name == "modified"):
         if name == "digest":
             words.append("its rows or their order differ")
         elif name == "modified":
