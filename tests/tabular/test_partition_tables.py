@@ -339,7 +339,7 @@ from pathlib import Path
 import pyarrow.parquet, pyarrow.csv
 from salientpp.datasets import convert, partition_tables
 
-command, source, folder, seed = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+command, source, folder, seed, at_random, last = *sys.argv[1:3], Path(sys.argv[3]), *map(int, sys.argv[4:])
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
 def run(root):
@@ -356,7 +356,8 @@ def forked(root, last):
         count = 0
         def hook(event, arguments):
             nonlocal count
-            if event in EVENTS and str(folder) in str(arguments[0]):
+            # shutil.rmtree names files relative to their folder.
+            if event in EVENTS and (str(folder) in str(arguments[0]) or event in ("os.remove", "os.rmdir")):
                 count += 1
                 if count == last:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -375,9 +376,10 @@ def contents(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 total = forked(folder / "whole", 0)
+print(total, "changes")
 expected, draw = contents(folder / "whole"), random.Random(seed)
 # The last changes of a run remove its work; each of them is a moment of its own.
-for case, first in enumerate([*draw.sample(range(1, total), 5), *range(total - 8, total + 1)]):
+for case, first in enumerate([*draw.sample(range(1, total), at_random), *range(total - last, total + 1)]):
     root, moment, runs = folder / f"made-{case}", first, 0
     while forked(root, moment) is None:
         runs += 1
@@ -397,14 +399,17 @@ for case, first in enumerate([*draw.sample(range(1, total), 5), *range(total - 8
 """
 
 
+@pytest.mark.parametrize("at_random, last", [(2, 6), pytest.param(15, 40, marks=pytest.mark.rare)])
 @pytest.mark.parametrize("command", ["convert", "partition"])
-def test_a_command_killed_at_random_moments_writes_the_same_bytes_and_leaves_nothing(source, tmp_path, command):
+def test_a_command_killed_at_random_moments_writes_the_same_bytes_and_leaves_nothing(
+    source, tmp_path, command, at_random, last
+):
     seed = torch.seed() % 2**31
     print(f"seed {seed}")
     folder = tmp_path / "made"
     folder.mkdir()
     done = subprocess.run(
-        [python(), "-c", _KILLED, command, source, str(folder), str(seed)],
+        [python(), "-c", _KILLED, command, source, *map(str, (folder, seed, at_random, last))],
         cwd=ROOT,
         capture_output=True,
         text=True,
