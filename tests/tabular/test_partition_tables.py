@@ -107,7 +107,7 @@ def test_tables_in_memory_are_partitioned_too(tmp_path):
 # --- the origin -------------------------------------------------------------------------------------------
 
 
-def test_the_origin_of_parts_is_that_of_the_converted_graph_and_stays_in_copies(source, tmp_path):
+def test_parts_and_their_copies_have_the_origin_of_the_converted_graph(source, tmp_path):
     partitioned(source, tmp_path / "parts", 3)
     origin = table_origin(tmp_path / "parts")
     given = origin.pop("partition")

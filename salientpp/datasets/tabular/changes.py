@@ -1,4 +1,4 @@
-"""Says in words what differs between the tables that a graph was made of and the tables of a command that would write the graph again.
+"""Names the differences between the tables that a graph was made of and the tables of a command that would write the graph again.
 
 Both are described as :func:`~salientpp.store.directory.origin.table_origin` does. A file is the same if its address, size and etag are, or without an etag
 its time. No file is read.
@@ -72,8 +72,8 @@ def check_same(root: Path, found: Sequence[str], made: Mapping[str, Any], progre
     if any("modified" in fact and "etag" not in fact for fact in facts):
         compared.append("time")
     progress.begin(
-        f"nothing to do: {root} is complete, and the description, the options and the {' and '.join(compared)} of all tables are the same; --overwrite writes "
-        "it anew"
+        f"nothing to do: {root} is complete, and the description, the options and the {' and '.join(compared)} of all tables are the same; --overwrite "
+        "replaces it"
     )
 
 
@@ -91,7 +91,7 @@ def check_report(report: str | Path | None, root: Path) -> None:
 
 
 def differences(made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Returns the differences between the origin of a graph and that of another, in words: of the description, of files, and of options."""
+    """Returns texts that name the differences between two origins: of the description, of files, and of options."""
     found = _of_descriptions(made["description"], asked["description"])
     if made.get("folder") != asked["folder"]:
         found.append(difference("folder of relative addresses", made.get("folder"), asked["folder"]))
@@ -110,7 +110,7 @@ def _of_fields(where: str, made: Mapping[str, Any], asked: Mapping[str, Any]) ->
 
 
 def option_differences(made: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> list[str]:
-    """Returns the differences between the options of two commands, in words."""
+    """Returns texts that name the differences between the options of two commands."""
     return _of_fields("", made or {}, asked)
 
 

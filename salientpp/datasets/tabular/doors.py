@@ -184,7 +184,7 @@ def open_table(tables: Sequence[object], base: Path, what: str) -> Table:
 def facts_of(tables: Sequence[object], base: Path, what: str) -> list[dict[str, Any]] | None:
     """Returns :meth:`Table.facts` without reading files. None: an object gives its rows once, so that only reading it identifies them.
 
-    Arguments and errors are those of :func:`open_table`.
+    Takes the arguments of :func:`open_table`, and raises its errors.
     """
     facts: list[dict[str, Any]] = []
     for number, table in enumerate(tables):

@@ -17,13 +17,13 @@ from salientpp.store.key_table import KeyTable
 def table_origin(root: Path) -> dict[str, Any] | None:
     """Returns the origin of a graph that was made of tables with keys, as JSON, or None if the graph was made of something else.
 
-    The origin has these entries. Titles are those of the description, such as ``nodes.customer`` or ``edges.customer,ordered,product``.
+    The origin has these entries. A title names an entry of the description, such as ``nodes.customer`` or ``edges.customer,ordered,product``.
 
     * ``description``: the contents of the description, without passwords of addresses.
     * ``folder``: the folder at which relative addresses begin, or None if there are none.
     * ``time_unit``: unit of all times, ``second`` or ``microsecond``, or None.
-    * ``tables``: title -> ``from``, the facts that identify each file; ``columns``, column -> kind and encoding; ``x``, if the type has it: name, mean
-      and standard deviation of each column; ``left_out``, column -> reason.
+    * ``tables``: title -> ``from``, the facts that identify each file; ``columns``, column -> kind and encoding; ``left_out``, column -> reason. If the
+      type has ``x``, also ``x``: name, mean and standard deviation of each column.
     * ``options``: the options of the conversion that change its result.
     * ``partition``, of a dataset directory only: the arguments of :func:`salientpp.partition`.
 
