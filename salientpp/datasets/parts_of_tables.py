@@ -37,7 +37,7 @@ from salientpp.store.directory.unfinished import check_root_is_free
 from salientpp.store.directory.writer import partition
 from salientpp.vip.inclusion import check_batch_size
 
-#: Options of a conversion that has no others. They are those of the default.
+#: Options of the conversion: the defaults of :func:`convert`.
 _PLAIN = {"deduplicate": False, "dtype": {}, "finite": False}
 
 

@@ -128,7 +128,6 @@ def partition(
         ValueError: an argument or the data is invalid; or ``root`` exists, or was begun with other arguments or data.
         OSError: ``root`` cannot be written. It stays unchanged, and the finished steps stay for the next run.
     """
-    replicate = replicate if replicate is None or isinstance(replicate, str) else [*replicate]
     asked, progress = dict(locals()), progress or Progress()
     options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
     if isinstance(data, HeteroData):
@@ -145,9 +144,9 @@ def partition(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
         how = _decided(options, contents, num_parts)
-        origin = origin_of(contents.keys.values())
-        origin = None if origin is None else {**origin, "partition": as_given(asked)}
-        job = Job(contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress, origin)
+        job = Job(
+            contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress, _origin(contents, asked)
+        )
         _write_directory(job, folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
@@ -162,6 +161,12 @@ def _decided(options: PartitionOptions, contents: Contents, num_parts: int) -> t
     num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
     num_seeds = sum(ids.numel() for ids in contents.starts.values())
     return options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
+
+
+def _origin(contents: Contents, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the tables that the data was made of, and the arguments of :func:`partition`. None: the data was made of something else."""
+    origin = origin_of(contents.keys.values())
+    return None if origin is None else {**origin, "partition": as_given(asked)}
 
 
 def _check_times(job: Job) -> None:
