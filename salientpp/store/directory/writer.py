@@ -16,6 +16,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,8 @@ def partition(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
         how = _decided(options, contents, num_parts)
-        job = Job(
-            contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress, _origin(contents, asked)
-        )
-        _write_directory(job, folder, root, overwrite)
+        job = Job(contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress)
+        _write_directory(replace(job, origin=_origin(contents, asked)), folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
 
