@@ -19,6 +19,7 @@ from salientpp.datasets.tabular.changes import (
     in_words,
     option_differences,
 )
+from salientpp.datasets.tabular.description import TableGraph
 from salientpp.datasets.tabular.open import described_tables
 from salientpp.files import where_to_write
 from salientpp.partitioning.assign import check_num_parts
@@ -78,14 +79,14 @@ def partition_tables(
     """
     root, progress = Path(root), progress or Progress()
     asked = _arguments(num_parts, root, num_neighbors, batch_size, options)
-    origin = asked_origin(described_tables(source), _PLAIN)
-    if not overwrite and has_manifest(root) and is_complete(root, origin, asked, progress):
+    graph = described_tables(source)
+    if not overwrite and has_manifest(root) and _is_complete(root, graph, asked, progress):
         check_report(report, root)
-        _remove_rest(root, origin)
+        _remove_rest(root, graph)
         return load(root)
     check_root_is_free(root, overwrite)
     with _folder_beside(root) as folder:
-        is_begun = _is_begun(folder, origin, root, overwrite)
+        is_begun = _is_begun(folder, graph, root, overwrite)
         if not is_begun or (overwrite and report is not None and not Path(report).is_file()):
             convert(source, folder, memory=memory, report=report, overwrite=overwrite, progress=progress)
         else:
@@ -117,12 +118,13 @@ def _arguments(
     return as_given(given)
 
 
-def is_complete(root: Path, origin: Mapping[str, Any] | None, asked: Mapping[str, Any], progress: Progress) -> bool:
+def _is_complete(root: Path, graph: TableGraph, asked: Mapping[str, Any], progress: Progress) -> bool:
     """Returns if ``root`` is a dataset directory of these tables, with the arguments ``asked`` of :func:`salientpp.partition`.
 
-    Raises ValueError, which says what differs. ``origin`` is None if tables cannot be compared.
+    Raises ValueError if it is one of other tables or arguments; the text says what differs.
     """
-    made = None if is_converted(root) or origin is None else table_origin(root)
+    made = None if is_converted(root) else table_origin(root)
+    origin = None if made is None else asked_origin(graph, _PLAIN)
     if made is None or origin is None:
         return False
     check_same(root, differences(made, origin) + option_differences(made["partition"], asked), made, progress)
@@ -158,12 +160,13 @@ def _folder_beside(root: Path) -> Iterator[Path]:
                 path.rmdir()
 
 
-def _is_begun(folder: Path, origin: Mapping[str, Any] | None, root: Path, overwrite: bool) -> bool:
+def _is_begun(folder: Path, graph: TableGraph, root: Path, overwrite: bool) -> bool:
     """Returns if a stopped run has converted these tables. Raises ValueError if it has converted others, and may not be replaced."""
     made = table_origin(folder) if is_converted(folder) else None
     if made is None:
         return False
-    found = ["tables are given once, so they cannot be compared"] if origin is None else differences(made, origin)
+    origin = asked_origin(graph, _PLAIN)
+    found = ["a table gives its rows once, so it cannot be compared"] if origin is None else differences(made, origin)
     if found and not overwrite:
         raise ValueError(
             f"{root} was begun by another command: {in_words(found)}. Repeat that command to continue it, pass overwrite (--overwrite) to start over, or "
@@ -178,9 +181,9 @@ def _remove(folder: Path) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
 
 
-def _remove_rest(root: Path, origin: Mapping[str, Any] | None) -> None:
+def _remove_rest(root: Path, graph: TableGraph) -> None:
     """Removes the converted graph that a run left which was killed after ``root`` was complete. A run that replaces ``root`` and was stopped keeps its own."""
     if _hidden(root).is_dir() and not _hidden(root, "writing").exists():
         with contextlib.suppress(ValueError), _folder_beside(root) as folder:  # if another process writes
-            if _is_begun(folder, origin, root, overwrite=True):
+            if _is_begun(folder, graph, root, overwrite=True):
                 _remove(folder)

@@ -320,6 +320,23 @@ def test_overwrite_goes_on_too(source, tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["parts", "shop"]
 
 
+def test_files_of_others_in_the_staging_folder_stay(source, tmp_path):
+    convert(source, tmp_path / "graph")
+    (tmp_path / ".graph.staged" / "own").mkdir(parents=True)
+    (tmp_path / ".graph.staged" / "own" / "file").write_text("")
+    convert(source, tmp_path / "graph")
+    assert (tmp_path / ".graph.staged" / "own" / "file").exists()
+
+
+def test_a_conversion_of_other_tables_is_not_continued(source, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("salientpp.datasets.converted.convert.write_keys_of_vertices", stops)
+        convert(source, tmp_path / "graph")
+    (tmp_path / "shop" / "shop.toml").write_text(DESCRIPTION.replace('["age"]', "[]"))
+    with pytest.raises(ValueError, match="begun by another conversion: the tables or their description differ. Repeat"):
+        convert(source, tmp_path / "graph")
+
+
 def test_unfinished_parts_of_other_tables_are_not_taken(source, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(writer, "write_vertices", stops)

@@ -98,7 +98,7 @@ def differences(made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     for title, table in asked["tables"].items():
         if title in made["tables"]:
             found += _of_files(title, made["tables"][title]["from"], table["from"])
-    return found + _of_fields("", made.get("options", {}), asked["options"])
+    return found + option_differences(made.get("options", {}), asked["options"])
 
 
 def _of_fields(where: str, made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
@@ -109,9 +109,9 @@ def _of_fields(where: str, made: Mapping[str, Any], asked: Mapping[str, Any]) ->
     ]
 
 
-def option_differences(made: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> list[str]:
+def option_differences(made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     """Returns texts that name the differences between the options of two commands."""
-    return _of_fields("", made or {}, asked)
+    return _of_fields("", made, asked)
 
 
 def _of_descriptions(made: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:

@@ -118,11 +118,13 @@ def working_folder(work: Path, root: Path) -> Iterator[Path]:
 
 def discard_staged(work: Path, root: Path, task: str) -> None:
     """Removes the folder ``work`` if it holds steps of ``task``, or none: a run that was killed after it had written ``root`` left it."""
-    if (_head_of(work) or {}).get("task", task) != task:
-        return
     with contextlib.suppress(OSError, ValueError), alone(work, root):  # missing, or another process uses it
-        _forget(work)
-        shutil.rmtree(work)
+        head = _head_of(work)
+        if head is None:
+            work.rmdir()  # if it is empty
+        elif head.get("task", task) == task:
+            _forget(work)
+            shutil.rmtree(work)
 
 
 def _forget(work: Path) -> None:

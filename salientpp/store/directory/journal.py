@@ -266,6 +266,8 @@ def says_what_to_do(path: Path) -> Iterator[None]:
 
 def difference(key: str, begun: Any, asked: Any) -> str:
     """Returns a text that says how an entry of a task differs from the entry of another task."""
+    if key == "parameters":
+        return "the tables or their description differ"
     if key == "files":
         return "the source files have other names, sizes or times"
     if key == "data":

@@ -90,7 +90,7 @@ def as_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return sorted([_plain(key), _plain(each)] for key, each in value.items())
+        return sorted(([_plain(key), _plain(each)] for key, each in value.items()), key=str)
     if isinstance(value, Tensor):
         return identify(value.detach().cpu())
     if isinstance(value, (list, tuple, set, frozenset)):
