@@ -16,6 +16,7 @@ from salientpp.datasets.tabular.changes import (
     check_report,
     check_same,
     differences,
+    discard_rest,
     in_words,
     option_differences,
 )
@@ -172,6 +173,8 @@ def _is_begun(folder: Path, graph: TableGraph, root: Path, overwrite: bool) -> b
             f"{root} was begun by another command: {in_words(found)}. Repeat that command to continue it, pass overwrite (--overwrite) to start over, or "
             "choose another directory"
         )
+    if origin is not None and not found:
+        discard_rest(folder, graph, origin)
     return not found
 
 

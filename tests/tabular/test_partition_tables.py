@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from salientpp.datasets.tabular import staging
 from salientpp.datasets.tabular.description import read_description
 from salientpp.store.directory import writer
 from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.journal import Journal
 from salientpp.store.directory.origin import table_origin
 
 ROOT = Path(__file__).parents[2]
@@ -306,6 +308,47 @@ def test_a_run_that_stopped_in_either_phase_goes_on(source, tmp_path, monkeypatc
     assert names_in(tmp_path) == ["parts", "shop", "tables", "whole"]
 
 
+@pytest.mark.parametrize("name, of", [("part 0", "n0."), ("the origin", "tables.json")])
+def test_a_run_that_stopped_before_it_noted_a_step_goes_on(source, tmp_path, monkeypatch, name, of):
+    expected = contents(partitioned(source, tmp_path / "whole").root)
+    note = Journal.note
+
+    def stopped(self, step, files, facts):
+        if any(file.rpartition("/")[2].startswith(of) for file in files):
+            raise KeyboardInterrupt
+        return note(self, step, files, facts)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "note", stopped)
+        partitioned(source, tmp_path / "parts")
+    assert contents(partitioned(source, tmp_path / "parts").root) == expected
+    assert names_in(tmp_path) == ["parts", "shop", "whole"]
+
+
+def test_what_a_run_left_that_was_killed_after_its_result_was_complete_is_removed(source, tmp_path, monkeypatch):
+    expected = contents(partitioned(source, tmp_path / "whole").root)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(made, "_remove", stops)
+        partitioned(source, tmp_path / "parts")
+    assert (tmp_path / ".parts.tables").exists()
+    assert contents(partitioned(source, tmp_path / "parts").root) == expected
+    assert names_in(tmp_path) == ["parts", "shop", "whole"]
+    rmtree, graph = shutil.rmtree, tmp_path / "graph"
+
+    def removes_until_the_graph_is_complete(path, **named):
+        if (graph / "manifest.json").exists():
+            raise KeyboardInterrupt
+        rmtree(path, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", removes_until_the_graph_is_complete)
+        convert(source, graph)
+    load_dataset(f"converted:{graph}")
+    assert (tmp_path / ".graph.staged" / "n0" / "done.json").exists()
+    convert(source, graph)
+    assert names_in(tmp_path) == ["graph", "parts", "shop", "whole"]
+
+
 def test_overwrite_goes_on_too(source, tmp_path, monkeypatch):
     expected = contents(partitioned(source, tmp_path / "parts").root)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -350,7 +393,7 @@ def test_unfinished_parts_of_other_tables_are_not_taken(source, tmp_path, monkey
 
 
 _KILLED = """
-import os, random, signal, sys
+import os, random, signal, sys, traceback
 sys.path.insert(0, "tests/support")
 from pathlib import Path
 import pyarrow.parquet, pyarrow.csv
@@ -379,14 +422,19 @@ def forked(root, last):
                 if count == last:
                     os.kill(os.getpid(), signal.SIGKILL)
         sys.addaudithook(hook)
-        run(root)
-        os.write(write, str(count).encode())
-        os._exit(0)
+        try:
+            run(root)
+            os.write(write, str(count).encode())
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
     os.close(write)
     status = os.waitpid(pid, 0)[1]
     said = os.read(read, 99)
     os.close(read)
-    assert os.WIFEXITED(status) or os.WTERMSIG(status) == signal.SIGKILL, status
+    assert status in (0, signal.SIGKILL), status
     return int(said) if said else None
 
 def contents(root):

@@ -55,8 +55,13 @@ def is_made_of(root: Path, graph: TableGraph, options: Mapping[str, Any], progre
         return False
     check_same(root, differences(made, asked), made, progress)
     open_arrays(root, read_converted(root)["files"], verify=False)
-    discard_staged(staged_beside(root), root, task_of(graph, [each["from"] for each in asked["tables"].values()]))
+    discard_rest(root, graph, asked)
     return True
+
+
+def discard_rest(root: Path, graph: TableGraph, asked: Mapping[str, Any]) -> None:
+    """Removes staged work of these tables, which a run left that was killed after it had written ``root``. ``asked`` is as in :func:`asked_origin`."""
+    discard_staged(staged_beside(root), root, task_of(graph, [each["from"] for each in asked["tables"].values()]))
 
 
 def check_same(root: Path, found: Sequence[str], made: Mapping[str, Any], progress: Progress) -> None:

@@ -30,7 +30,7 @@ JOURNAL, WORK = "journal.jsonl", "work"
 RUNS = ".runs"
 
 #: Files of unfinished steps.
-_UNFINISHED = re.compile(rf"{WORK}/.*(\.npy|\.arrow|{re.escape(RUNS)})", re.DOTALL)
+_UNFINISHED = re.compile(rf"{WORK}/.*(\.npy|\.arrow|\.json|{re.escape(RUNS)})", re.DOTALL)
 
 #: Temporary files of :func:`~salientpp.files.replace_file`, which a killed run may leave.
 HALF_WRITTEN = half_written((JOURNAL, MANIFEST))
