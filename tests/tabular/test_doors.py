@@ -18,7 +18,7 @@ import pytest
 from table_packages import package
 
 from salientpp.datasets.tabular.addresses import find_table_files
-from salientpp.datasets.tabular.doors import Table, open_table
+from salientpp.datasets.tabular.doors import Table, facts_of, open_table
 
 pa, parquet = package("pyarrow"), package("pyarrow.parquet")
 csv, feather, fs, orc = (package(f"pyarrow.{name}") for name in ("csv", "feather", "fs", "orc"))
@@ -323,6 +323,7 @@ def test_tables_of_libraries_are_tables(tmp_path):
             assert rows_of(table) == TABLE.to_pylist()
         assert open_table([value], tmp_path, "t").facts() == table.facts()
         (facts,) = table.facts()
+        assert facts_of([value], tmp_path, "t") == [facts]
         assert len(facts["digest"]) == 64 and facts["rows"] == N
 
 
@@ -623,7 +624,7 @@ def test_a_file_that_changes_is_noticed(tmp_path, ending):
 def test_facts_tell_versions_apart(tmp_path):
     parquet.write_table(TABLE, tmp_path / "t.parquet")
     first = open_table(["t.parquet"], tmp_path, "t")
-    assert json.loads(json.dumps(first.facts())) == first.facts()
+    assert json.loads(json.dumps(first.facts())) == first.facts() == facts_of(["t.parquet"], tmp_path, "t")
     os.utime(tmp_path / "t.parquet", ns=(0, 10**18 + 1))
     assert open_table(["t.parquet"], tmp_path, "t").facts() != first.facts()
 

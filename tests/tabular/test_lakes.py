@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from table_packages import package
 
-from salientpp.datasets.tabular.doors import Table, open_table
+from salientpp.datasets.tabular.doors import Table, facts_of, open_table
 
 pa = package("pyarrow")
 TABLE = pa.table({"id": [f"key {i}" for i in range(100)], "v": pa.array(range(100), pa.int64())})
@@ -28,6 +28,7 @@ def test_a_delta_table_is_read_at_its_version(tmp_path):
     deltalake.DeltaTable(tmp_path / "t").delete("v >= 90")
     table = open_table(["delta:t"], tmp_path, "nodes.t")
     (facts,) = table.facts()
+    assert facts_of(["delta:t"], tmp_path, "nodes.t") == [facts]
     assert (facts["address"], facts["version"]) == ("delta:t", 2)
     assert table.num_rows == 90 and table.names == ("id", "v")
     deltalake.write_deltalake(tmp_path / "t", TABLE.slice(90), mode="append")
@@ -97,7 +98,8 @@ def test_an_iceberg_table_is_read_at_its_snapshot(tmp_path, iceberg):
     snapshot = iceberg.current_snapshot().snapshot_id
     iceberg.append(TABLE.slice(90))
     for address, table in zip(addresses, tables):
-        assert table.facts() == [{"address": address, "snapshot": snapshot}] and table.names == ("id", "v")
+        assert table.facts() == [{"address": address, "snapshot": snapshot, "schema": 0}]
+        assert table.names == ("id", "v")
         for _ in range(2):
             assert keys_of(table) == TABLE["id"].to_pylist()[:90]
         table.check_unchanged()
@@ -107,8 +109,10 @@ def test_an_iceberg_table_is_read_at_its_snapshot(tmp_path, iceberg):
 
 
 def test_an_iceberg_table_has_the_columns_of_now(tmp_path, iceberg):
+    before = facts_of(["iceberg:local/shop.orders"], tmp_path, "nodes.t")
     with iceberg.update_schema() as schema:
         schema.rename_column("v", "w")
+    assert facts_of(["iceberg:local/shop.orders"], tmp_path, "nodes.t") != before
     with iceberg.update_schema() as schema:
         schema.rename_column("id", "v")
     table = open_table(["iceberg:local/shop.orders"], tmp_path, "nodes.t")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from directories import contents, names_in
+from directories import contents, edit_manifest, names_in
 from forked_python import python
 
 import salientpp
@@ -140,6 +140,16 @@ def test_the_origin_is_checked_and_is_no_part_of_the_contents(source, tmp_path):
         table_origin(copy)
     with pytest.raises(DatasetError, match="tables.json was altered"):
         salientpp.load(copy, part_id=0)
+
+
+def test_a_manifest_names_no_other_file_as_the_origin(source, tmp_path):
+    partitioned(source, tmp_path / "parts")
+    edit_manifest(tmp_path / "parts", lambda manifest: manifest.update(origin="../shop/shop.toml"), checksum=True)
+    with pytest.raises(DatasetError, match="origin must be 'tables.json', got '../shop/shop.toml'"):
+        table_origin(tmp_path / "parts")
+    edit_manifest(tmp_path / "parts", lambda manifest: manifest.pop("origin"), checksum=True)
+    with pytest.raises(DatasetError, match="files must have only files of the graph, got 'tables.json'"):
+        table_origin(tmp_path / "parts")
 
 
 def test_a_graph_of_something_else_has_no_origin(tmp_path, monkeypatch):

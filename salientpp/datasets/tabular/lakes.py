@@ -120,7 +120,8 @@ class IcebergPart:
             _raise(self._what, f"{self.address}, after row {first}", error)
 
     def facts(self) -> dict[str, Any]:
-        return {"address": self._shown, "snapshot": self._snapshot}
+        # Renaming a column makes no snapshot.
+        return {"address": self._shown, "snapshot": self._snapshot, "schema": self._table.schema().schema_id}
 
     def check_unchanged(self, what: str) -> None:
         """Does nothing: the files of a snapshot never change."""
