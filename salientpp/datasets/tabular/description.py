@@ -16,8 +16,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from salientpp.addresses import without_password
 from salientpp.datasets.arrays import unreadable
-from salientpp.datasets.tabular.addresses import without_password
 from salientpp.datasets.tabular.keyed import Policy
 from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
