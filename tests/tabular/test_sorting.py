@@ -30,6 +30,10 @@ ORDERED = {
     pa.date32(): [-5, 0, 5],
     pa.timestamp("ns"): [-1, 0, 2**60],
     pa.duration("s"): [-1, 1],
+    pa.large_list(pa.int16()): [[], [-300], [-1, 3], [0], [0, -1], [0, 256], [0, None], [1], [None], [None, 1]],
+    pa.large_list(pa.float32()): [[], [-math.inf], [-1.5, 2.0], [0.0], [0.0, math.nan], [1e-40], [math.nan], [None]],
+    pa.large_list(pa.uint64()): [[0], [1, 5], [2**63], [2**64 - 1]],
+    pa.large_list(pa.bool_()): [[False], [False, True], [True], [None]],
     pa.list_(pa.int16(), 2): [[-1, 3], [0, -1], [0, None], [None, 1]],
 }
 

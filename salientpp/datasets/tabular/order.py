@@ -1,7 +1,7 @@
 """Gives the order of rows by any of their columns, as words of 64 bits that compare like the values.
 
 Columns are compared one after the other. Nulls come last. Floating-point numbers have a total order, with -0 before 0 and NaN at the end. Texts and
-binary values compare by bytes. Lists of a fixed size compare by their entries; values of other nested types compare by their text.
+binary values compare by bytes. Lists of numbers compare by their entries, one after the other; values of other nested types compare by their text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SIGN = np.uint64(1 << 63)
+
+#: Entries of lists that are packed at a time.
+_ENTRIES = 2**16
 
 #: Bytes of a binary value in one word. The low byte of a word has their number, or one more if further bytes follow.
 _BYTES_OF_A_WORD = 7
@@ -47,6 +50,8 @@ def order_columns(column: pa.Array) -> list[pa.Array]:
     if types.is_integer(type_) or (types.is_temporal(type_) and type_.bit_width <= 64):
         values = _numbers(column, f"<i{type_.bit_width // 8}").astype(np.int64)
         return [_words(values.view(np.uint64) ^ _SIGN, column)]
+    if types.is_large_list(type_) and (packed := _packed_lists(column)) is not None:
+        return [packed]
     texts = [None if value is None else repr(value).encode() for value in column.to_pylist()]
     return [pa.array(texts, pa.large_binary())]
 
@@ -85,6 +90,39 @@ def _list_columns(column: Any) -> list[Any]:
         entries = values.take(pa.array(np.arange(entry, count * size, size, dtype=np.int64)))
         columns += [pc.if_else(valid, part, pa.scalar(None, part.type)) for part in order_columns(entries)]
     return columns
+
+
+def _packed_lists(column: Any) -> Any | None:
+    """Returns lists of numbers as binary values that compare like the lists: the null flag and the word of each entry. None if entries are no numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    type_ = column.type.value_type
+    if not pa.types.is_primitive(type_):
+        return None
+    word = np.dtype(f">u{max(8, type_.bit_width) // 8}")
+    is_signed = pa.types.is_signed_integer(type_) or pa.types.is_temporal(type_)
+    least = np.uint64((1 << 63) - (1 << (8 * word.itemsize - 1)) if is_signed else 0)  # word of the smallest value
+    width = 1 + word.itemsize
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    ends = np.concatenate([[0], lengths.cumsum()])
+    buffer = pa.allocate_buffer(width * int(ends[-1]))
+    packed = np.frombuffer(buffer, dtype=np.uint8).reshape(-1, width)
+    rows = max(
+        1, _ENTRIES * len(column) // max(1, len(packed))
+    )  # at a time, because words take more memory than entries
+    for begin in range(0, len(column), rows):
+        entries = column.slice(begin, rows).flatten()
+        parts = order_columns(entries)
+        if len(parts) != 1 or not pa.types.is_uint64(parts[0].type):
+            return None
+        some = packed[ends[begin] :][: len(entries)]
+        some[:, 0] = entries.is_null().to_numpy(zero_copy_only=False)
+        some[:, 1:] = (parts[0].fill_null(least).to_numpy() - least).astype(word)[:, None].view(np.uint8)
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    valid = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
+    buffers = [valid, pa.py_buffer(ends * width), buffer]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(column), buffers)
 
 
 def word_at(column: pa.Array, step: int) -> np.ndarray:
