@@ -292,8 +292,52 @@ def test_json_of_many_blocks_has_one_schema(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "lines, row, number",
+    [
+        ([1.5, 2**53 + 1], 1, 2**53 + 1),
+        ([2**53 + 1, 1.5], 0, 2**53 + 1),
+        ([*range(200_000), -(2**60) - 1, 0.5], 200_000, -(2**60) - 1),  # in a later block than other integers
+        ([1, 2**64 + 1], 1, 2**64 + 1),
+        ([[0.5, 1], [2**62 + 1, 0]], 1, 2**62 + 1),
+    ],
+)
+def test_integers_of_json_that_would_be_rounded_are_refused(tmp_path, lines, row, number):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": value, "b": 1}) + "\n" for value in lines))
+    with pytest.raises(
+        ValueError, match=f"t: t.jsonl.*row {row}: column 'a' has the integer {number} beside fractions or larger"
+    ):
+        rows_of(open_table(["t.jsonl"], tmp_path, "t"))
+
+
+def test_large_numbers_of_json_that_are_not_rounded_are_read(tmp_path):
+    values = [1.5, 2**53, -(2**60), 1e300, None]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": value, "b": "é"}) + "\n" for value in values))
+    assert [row["a"] for row in rows_of(open_table(["t.jsonl"], tmp_path, "t"))] == values
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"a": {2**53 + 1 + number}}}\n' for number in range(3)))
+    assert [row["a"] for row in rows_of(open_table(["t.jsonl"], tmp_path, "t"))] == [2**53 + 1, 2**53 + 2, 2**53 + 3]
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e999"])
+def test_numbers_of_csv_that_no_float_holds_are_refused(tmp_path, value):
+    (tmp_path / "t.csv").write_text(f"a,b\n1,2.5\n2,\n3,{value}\n4,{value}\n")
+    with pytest.raises(ValueError, match=f"t: t.csv.*row 2: column 'b' must hold numbers below 1.8e308.*'{value}'"):
+        rows_of(open_table(["t.csv"], tmp_path, "t"))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_empty_lines_are_no_rows(tmp_path, end):
+    (tmp_path / "t.csv").write_text(end.join(["", "a,b", "1,x", "", '2,"y\n\nz"', "", "", ""]))
+    assert [tuple(row.values()) for row in rows_of(open_table(["t.csv"], tmp_path, "t"))] == [(1, "x"), (2, "y\n\nz")]
+    (tmp_path / "one.csv").write_text(end.join(["a", "1", "", '""', "2", ""]))
+    assert [row["a"] for row in rows_of(open_table(["one.csv"], tmp_path, "t"))] == [1, None, 2]
+    (tmp_path / "t.jsonl").write_text(end.join(["", '{"a": 1}', "  ", "", '{"a": 2}', "", ""]))
+    assert [row["a"] for row in rows_of(open_table(["t.jsonl"], tmp_path, "t"))] == [1, 2]
+
+
+@pytest.mark.parametrize(
     "name, text, error",
     [
+        ("t.csv", "a,b\n1,2\n  \n", "t: t.csv: damaged.*Row #3: Expected 2 columns, got 1"),
         ("t.json", '[{"a": 1}]', r"t: t.json: .*a list; write one object on each line"),
         ("t.jsonl", '{"a": 1}\n{"a": "x"}\n', "t: t.jsonl: .*(JSON parse error|one type)"),
         ("t.jsonl", '{"a": 1', "t: t.jsonl: damaged"),

@@ -7,7 +7,9 @@ Integers with leading zeros, such as postcodes, stay text.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
+from json import JSONDecoder
 from typing import TYPE_CHECKING, Any
 
 from salientpp.datasets.tabular.addresses import TableFile, ending_of
@@ -27,6 +29,12 @@ _LONGEST_LINE = 2**26
 
 #: Words that stand for a missing value, except in a column of text. There, only an empty field without quotes is missing.
 _MISSING = ("", "NULL", "null", "NA", "N/A", "NaN", "nan")
+
+#: Integers above it may have no floating-point number.
+_EXACT = 2.0**53
+
+#: A character that is no space between objects of JSON.
+_WORD = re.compile(r"\S")
 
 _TIME = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,6})?)?"
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -143,7 +151,13 @@ def as_type(values: Any, field: pa.Field, first: int) -> Any:
     kind = next((kind for kind in _PATTERNS if _is_of(kind, field.type)), None)
     with contextlib.suppress(pa.ArrowInvalid):  # the forms of all values were checked when the file was opened
         if kind is not None:
-            return values.cast(_type(kind)).cast(field.type)
+            typed = values.cast(_type(kind)).cast(field.type)
+            if not pa.types.is_floating(typed.type) or not pc.any(is_large := pc.is_inf(typed)).as_py():
+                return typed
+            at = pc.index(is_large, True).as_py()
+            raise ValueError(
+                f"row {first + at}: column {field.name!r} must hold numbers below 1.8e308 in size, got {values[at].as_py()!r}; correct it"
+            )
     at = next((at for at in range(len(values)) if values[at].is_valid and not _fits(values[at : at + 1], kind)), 0)
     raise ValueError(f"row {first + at}: column {field.name!r} must hold {field.type}, got {values[at].as_py()!r}")
 
@@ -252,9 +266,55 @@ def _json_tables(file: TableFile, schema: pa.Schema | None) -> Iterator[pa.Table
         explicit_schema=pa.schema([_json_field(field) for field in schema]) if schema is not None else None,
         unexpected_field_behavior="ignore" if is_plain else "infer",
     )
+    first = 0
     for block in _lines(file):
         options = json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-        yield json.read_json(pa.BufferReader(block), options, parsing)
+        table = json.read_json(pa.BufferReader(block), options, parsing)
+        _refuse_rounded(block, table, first)
+        yield table
+        first += table.num_rows
+
+
+def _refuse_rounded(block: bytes, table: pa.Table, first: int) -> None:
+    """Raises ValueError if an integer of a block of JSON became a floating-point number that differs from it. ``first`` is the number of the first row."""
+    names = [
+        name for name, column in zip(table.schema.names, table.columns) if any(map(_may_be_rounded, column.chunks))
+    ]
+    if not names:
+        return
+    text, decoder = block.decode(), JSONDecoder(strict=False)
+    at, row = 0, first
+    while begin := _WORD.search(text, at):
+        found, at = decoder.raw_decode(text, begin.start())
+        for name in names:
+            for number in _integers(found.get(name)):
+                if float(number) != number:
+                    raise ValueError(
+                        f"row {row}: column {name!r} has the integer {number} beside fractions or larger integers, so it would be rounded; write all values "
+                        "of the column as texts, or without fractions and below 2^63"
+                    )
+        row += 1
+
+
+def _may_be_rounded(column: Any) -> bool:
+    """Returns if an Arrow array has floats that may be rounded integers, also in lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    while pa.types.is_list(column.type):
+        column = column.flatten()
+    if not pa.types.is_floating(column.type):
+        return False
+    return pc.any(pc.greater_equal(pc.abs(column), _EXACT)).as_py() is True
+
+
+def _integers(value: object) -> Iterator[int]:
+    """Yields the integers in a value of JSON, also those in lists."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _integers(each)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
 
 
 def _json_field(field: pa.Field) -> pa.Field:
