@@ -26,6 +26,7 @@ TEXTS = {
     "--dtype": "store an attribute as fp64, fp32, fp16 or bf16, as in --dtype=x=fp16; may be given several times (default: as in the source)",
     "--finite": "refuse NaN and infinity in attributes",
     "--report": "write to this file, as JSON, the rows of tables that were kept and dropped, and what each column became; for tables:",
+    "--encode-as": "encode columns with the categories, means, deviations and unit of time of an earlier graph in this directory; for tables:",
     "--overwrite": "replace a converted graph, or an unfinished conversion",
 }
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     add_json(parser, "the description of the converted graph")
     add("--report", type=Path, metavar="FILE")
+    add("--encode-as", type=Path, metavar="DIR")
     add("--overwrite", action="store_true")
 
 
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             dtype=dict(arguments.dtype),
             report=report,
             progress=progress,
-            **values_of(arguments, "memory", "undirected", "deduplicate", "finite", "data", "overwrite"),
+            **values_of(arguments, "memory", "undirected", "deduplicate", "finite", "data", "encode_as", "overwrite"),
         )
     contents = {"json": lambda: as_json(arguments.root, read_converted(arguments.root))}
     terminal.finish(files, contents, arguments.written, lambda: [describe_converted(arguments.root)])

@@ -7,6 +7,7 @@
 * :func:`convert` writes a graph that is larger than memory to files, which :func:`load_dataset` memory-maps.
 * :func:`partition_tables` converts tables with keys and partitions the graph.
 * :func:`load_link_splits` loads the link splits of such a graph.
+* :func:`load_encoding` loads the encoding of such a graph of tables, which encodes later rows.
 """
 
 from salientpp.datasets.converted.convert import convert
@@ -17,12 +18,15 @@ from salientpp.datasets.load import load_dataset
 from salientpp.datasets.partitions.dgl import load_dgl_assignment
 from salientpp.datasets.partitions.load import load_partition
 from salientpp.datasets.parts_of_tables import partition_tables
+from salientpp.datasets.tabular.encoding import Encoding, load_encoding
 
 __all__ = [
+    "Encoding",
     "LinkSplit",
     "convert",
     "load_dataset",
     "load_dgl_assignment",
+    "load_encoding",
     "load_link_splits",
     "load_partition",
     "partition_tables",

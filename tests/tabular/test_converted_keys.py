@@ -79,7 +79,7 @@ def test_the_manifest_has_version_3_columns_keys_and_the_origin(root):
         [{"name": "shop", "type": "int64"}, {"name": "code", "type": "large_string"}],
         None,
     ]
-    options = {"deduplicate": False, "dtype": {}, "finite": False}
+    options = {"deduplicate": False, "dtype": {}, "finite": False, "encode_as": None}
     files = [{"address": "customers.parquet", "size": 2_000_000}]
     assert manifest["tables"] == {"tables": {"nodes.customer": {"from": files}}, "options": options}
     assert table_origin(root) == manifest["tables"]

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,10 @@ ATTRIBUTES = {
 }
 
 
+#: Word in a column of splits -> split.
+SPLIT_OF = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
 @dataclass
 class Entry:
     """Tables of one type or relation: ``rows`` of values by column, the types of columns, and the entry of the description."""
@@ -165,7 +170,7 @@ def node_entries(draw) -> tuple[Entry, tuple[str, ...], list[tuple]]:
     for each in [*given_keys, *repeats, *[(None,) * len(key)] * nulls]:
         row = {**dict(zip(key, each)), **draw(values)}
         if "part" in types:
-            row["part"] = draw(st.sampled_from(["train", "val", "test", "other", None]))
+            row["part"] = draw(st.sampled_from([*SPLIT_OF, "other", None]))
         entry.rows.append(row)
     if repeats or draw(st.booleans()):
         entry.described["duplicates"] = "drop"
@@ -301,7 +306,7 @@ def check_against_oracle(root: Path, nodes: dict[str, Entry], edges: dict[tuple,
         for column in entry.kinds:
             assert stored_column(data[type_][column]) == expected_column(entry, column, rows, rows, unit)
         for split in ("train", "val", "test") if "part" in entry.types else ():
-            assert data[type_][f"{split}_mask"].tolist() == [row["part"] == split for row in rows]
+            assert data[type_][f"{split}_mask"].tolist() == [SPLIT_OF.get(row["part"]) == split for row in rows]
     for relation, entry in edges.items():
         rows = [row for *_, row in of_edges[relation]]
         columns = {column: expected_column(entry, column, rows, rows, unit) for column in entry.kinds}
@@ -728,7 +733,7 @@ def test_staged_work_of_a_description_in_another_folder_is_not_used(tmp_path, mo
     assert len({(tmp_path / name / "v.parquet").stat().st_size for name in ("monday", "tuesday")}) == 1
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.chdir(tmp_path / "monday")
-        patch.setattr(staging, "examine_columns", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(staging, "examine_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         convert("tables:v.toml", tmp_path / "graph")
     monkeypatch.chdir(tmp_path / "tuesday")
     assert by_key(converted("tables:v.toml", tmp_path / "graph"), "v", "value") == {1: 2}
@@ -769,11 +774,42 @@ def test_a_constant_column_of_x_is_0_whatever_the_rounding_of_its_mean(tmp_path,
         assert by_key(data, "v", "x") == {**{row: [0] for row in range(rows)}, rows: [1]}
 
 
+def test_other_words_than_splits_give_a_warning_with_their_numbers(tmp_path):
+    words = ["train", "valid", "validation", "dev", "dev", "Test", None, "test"]
+    table = pa.table({"id": range(8), "split": words})
+    report = tmp_path / "report.json"
+    with pytest.warns(
+        UserWarning,
+        match=r"nodes.v: 3 rows have other words in the column 'split' of the split than train, val \(or valid, validation\) and test: 'Test' \(1\), "
+        r"'dev' \(2\); such rows are in no split. Write one of these words, or none",
+    ) as warned:
+        data = converted(
+            {"nodes": {"v": {"table": table, "key": "id", "split": "split"}}}, tmp_path / "v", report=report
+        )
+    assert any(each.filename == __file__ for each in warned)
+    assert by_key(data, "v", "val_mask") == {row: row in (1, 2) for row in range(8)}
+    assert by_key(data, "v", "test_mask") == {row: row == 7 for row in range(8)}
+    assert json.loads(report.read_text())["nodes"]["v"]["split"] == {
+        "column": "split",
+        "rows": {"train": 1, "val": 2, "test": 1},
+        "other_rows": 3,
+        "others": {"Test": 1, "dev": 2},
+    }
+
+
+def test_the_first_other_words_are_counted_in_any_order_of_rows(tmp_path):
+    words = [word for word in "ABCDEFGH" for _ in range(3)] + ["train"]
+    shown = "'A' (3), 'B' (3), 'C' (3), 'D' (3), 'E' (3) and more"
+    for number, order in enumerate([words, words[::-1]]):
+        table = pa.table({"id": range(25), "split": order})
+        described = {"nodes": {"v": {"table": table, "key": "id", "split": "split"}}}
+        with pytest.warns(UserWarning, match=f"24 rows have .*{re.escape(shown)}; such"):
+            small(described, tmp_path / str(number), 2**12)
+
+
 def test_a_split_without_training_rows_gives_a_warning(tmp_path):
     table = pa.table({"id": [1, 2, 3], "region": ["a", "b", "c"], "split": ["TRAIN", "valid", None]})
-    with pytest.warns(
-        UserWarning, match="nodes.v: no row has 'train' in the column 'split'.*'TRAIN', 'valid'"
-    ) as warned:
+    with pytest.warns(UserWarning, match="nodes.v: no row has 'train' in the column 'split' of the split") as warned:
         data = converted({"nodes": {"v": {"table": table, "key": "id", "split": "split"}}}, tmp_path / "v")
     assert by_key(data, "v", "region") == {1: -1, 2: -1, 3: -1}
     assert any(each.filename == __file__ for each in warned if "no row has 'train'" in str(each.message))
@@ -920,7 +956,8 @@ def test_resident_memory_stays_below_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["texts", "lists"])
-def test_long_values_keep_resident_memory_below_the_limit(tmp_path, kind):
+@pytest.mark.parametrize("rows_of_a_key", [1, 10])
+def test_long_values_keep_resident_memory_below_the_limit(tmp_path, kind, rows_of_a_key):
     rows, entries = 50_000, 1024  # 4 KB a row, 200 MB in all
     few = {
         "texts": pa.array([f"{number:02d}" * 2 * entries for number in range(50)]),
@@ -929,5 +966,6 @@ def test_long_values_keep_resident_memory_below_the_limit(tmp_path, kind):
         ),
     }[kind]
     with pq.ParquetWriter(tmp_path / "v.parquet", pa.schema([("id", pa.int64()), ("long", few.type)])) as writer:
-        writer.write_table(pa.table({"id": range(rows), "long": pa.chunked_array([few] * (rows // 50))}), 10_000)
-    check_resident_memory(tmp_path, {"nodes": {"v": {"table": "v.parquet", "key": "id"}}})
+        ids = np.arange(rows) // rows_of_a_key
+        writer.write_table(pa.table({"id": ids, "long": pa.chunked_array([few] * (rows // 50))}), 10_000)
+    check_resident_memory(tmp_path, {"nodes": {"v": {"table": "v.parquet", "key": "id", "duplicates": "drop"}}})

@@ -54,7 +54,7 @@ def write_column(
     places = _Places(num_rows or 0, budget)
     with written(path) as file:
         for piece in rows.pieces(max(1, (budget.working - rows.held_bytes) // _COPIES)):
-            values = _narrowed(name, piece, dtype, finite)
+            values = narrowed(name, piece, dtype, finite)
             if writer is None:
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
             elif (values.dtype, values.shape[1:]) != (writer.dtype, writer.row_shape):
@@ -111,7 +111,8 @@ class _Places:
         return at
 
 
-def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
+def narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
+    """Returns the rows of a piece in a format of :data:`DTYPES`; None keeps their dtype. Raises ValueError as :func:`write_column` does."""
     values = piece.values
     if finite and values.is_floating_point():
         wrong = ~values.isfinite()

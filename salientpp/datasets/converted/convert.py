@@ -27,6 +27,7 @@ from salientpp.datasets.converted.names import check_edge_names, check_vertex_na
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.changes import check_report, is_made_of
+from salientpp.datasets.tabular.encoding import load_encoding
 from salientpp.datasets.tabular.open import TABLES, described_tables, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
@@ -43,6 +44,7 @@ class Options:
     deduplicate: bool
     dtype: Mapping[str, str]
     finite: bool
+    encode_as: str | None = None  # digest of the encoding of tables
 
 
 def convert(
@@ -57,6 +59,7 @@ def convert(
     data: str | Path = "data",
     overwrite: bool = False,
     report: str | Path | None = None,
+    encode_as: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Writes a graph to a directory of files that :func:`load_dataset` maps, in bounded memory.
@@ -88,6 +91,7 @@ def convert(
         data: folder of OGB datasets.
         overwrite: replace a converted graph, or an unfinished conversion, in ``root``. The call fails if ``root`` also holds files that no conversion wrote.
         report: file to write as JSON, for ``tables``: rows that were kept and dropped, with examples, and what each column became.
+        encode_as: an earlier graph of tables, for ``tables``. Columns are encoded with its categories, means, deviations and unit of time.
         progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:
@@ -105,29 +109,30 @@ def convert(
                 raise ValueError(
                     f"{graph.name}: undirected is not for tables; set reverse = true or false in each entry of edges"
                 )
-            given = {"deduplicate": deduplicate, "dtype": dict(dtype or {}), "finite": finite}
+            encoding = None if encode_as is None else load_encoding(encode_as)
+            digest = None if encoding is None else encoding.digest
+            given = {"deduplicate": deduplicate, "dtype": dict(dtype or {}), "finite": finite, "encode_as": digest}
             if not overwrite and is_converted(root) and is_made_of(root, graph, given, progress):
                 check_report(report, root)
                 return root
-            budget = _budget_of_tables(memory, root, overwrite)
-            opened = stack.enter_context(opened_tables(graph, root, budget, report, progress))
+            _check_result(root, overwrite)
+            budget = Budget.of(memory)
+            opened = stack.enter_context(opened_tables(graph, root, budget, report, encoding, progress))
         else:
-            if report is not None:
-                shown = without_passwords(repr(source))
-                raise ValueError(f"report is only for tables with keys ({TABLES}FILE.toml), got {shown}; leave it out")
+            for name, value in (("report", report), ("encode_as", encode_as)):
+                if value is not None:
+                    shown = without_passwords(repr(source))
+                    raise ValueError(
+                        f"{name} is only for tables with keys ({TABLES}FILE.toml), got {shown}; leave it out"
+                    )
             if names_addresses(source):
                 _check_result(root, overwrite)
             finder = stack.enter_context(finder_for(source, root, progress))
             opened = replace(open_source(source, Path(data), undirected, finder), versions=finder.versions)
+            digest = None
             budget = Budget.of(memory)
-        options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
+        options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite), digest)
         return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
-
-
-def _budget_of_tables(memory: int | str, root: Path, overwrite: bool) -> Budget:
-    """Returns the budget of a conversion of tables, after :func:`_check_result`."""
-    _check_result(root, overwrite)
-    return Budget.of(memory)
 
 
 def _check_result(root: Path, overwrite: bool) -> None:
@@ -280,6 +285,8 @@ class _Conversion:
             node_types.append({"name": type_, "num_vertices": size, "columns": columns})
             if is_keyed:
                 node_types[-1]["keys"] = self._keys(number, type_, vertices.keys)
+            if vertices.frames:
+                node_types[-1]["frames"] = {name: frame.to_json() for name, frame in vertices.frames.items()}
         if not any(self.sizes.values()):
             raise ValueError(f"{self.source.name}: the graph has no vertices; give files that are not empty")
         edge_types: list[dict[str, Any]] = []

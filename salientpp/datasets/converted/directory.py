@@ -27,6 +27,7 @@ from salientpp.store.directory.files import ARROW, DatasetError, cannot_be_read,
 from salientpp.store.directory.journal import JOURNAL
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST
 from salientpp.store.directory.manifest import manifest_checksum
+from salientpp.store.frames import Frame, check_installed, put_tables_together
 from salientpp.store.key_table import KeyTable
 
 #: Version 2 may have link splits. Version 3 has keys of vertices, attributes of edges, and says where tables came from. A graph is written as the least
@@ -50,6 +51,9 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
         store.num_nodes = vertices["num_vertices"]
         for name in vertices["columns"]:
             store[name] = arrays[f"n{number}.{name}.npy"]
+        if frames := {name: Frame.of_json(said) for name, said in vertices.get("frames", {}).items()}:
+            check_installed(f"converted:{root}", frames.values())
+            put_tables_together(store, frames)
         if vertices.get("keys") is not None:
             store.key_table = KeyTable(root / f"n{number}.keys.arrow")
     for number, edges in enumerate(manifest["edge_types"]):
@@ -133,6 +137,9 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for number, vertices in enumerate(manifest["node_types"]):
         size = sizes[vertices["name"]] = vertices["num_vertices"]
         expected |= {f"n{number}.{name}.npy": size for name in vertices["columns"]}
+        of_frames = [column for said in vertices.get("frames", {}).values() for column in Frame.of_json(said).columns]
+        if missing := set(of_frames) - set(vertices["columns"]):
+            raise ValueError(f"a TensorFrame has columns without files: {', '.join(sorted(missing))}")
         if (keys := vertices.get("keys")) is not None:
             expected[f"n{number}.keys.arrow"] = size
             _check_keys(keys)

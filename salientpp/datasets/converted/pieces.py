@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from salientpp.store.frames import Frame
+
 EdgeName = tuple[str, str, str] | None
 
 
@@ -95,6 +97,7 @@ class Vertices:
     splits: Mapping[str, Split] = field(default_factory=dict)
     keeps_unlabelled: bool = False  # if False, splits leave out the vertices that ``y`` marks as unlabelled
     keys: Path | None = None  # Arrow file with the key of each vertex, in the order of the ids
+    frames: Mapping[str, Frame] = field(default_factory=dict)  # tables whose tensors are among the columns
 
 
 @dataclass(frozen=True)

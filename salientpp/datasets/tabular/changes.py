@@ -61,7 +61,8 @@ def is_made_of(root: Path, graph: TableGraph, options: Mapping[str, Any], progre
 
 def discard_rest(root: Path, graph: TableGraph, asked: Mapping[str, Any]) -> None:
     """Removes staged work of these tables, which a run left that was killed after it had written ``root``. ``asked`` is as in :func:`asked_origin`."""
-    discard_staged(staged_beside(root), root, task_of(graph, [each["from"] for each in asked["tables"].values()]))
+    facts = [each["from"] for each in asked["tables"].values()]
+    discard_staged(staged_beside(root), root, task_of(graph, facts, asked["options"].get("encode_as")))
 
 
 def check_same(root: Path, found: Sequence[str], made: Mapping[str, Any], progress: Progress) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -48,19 +48,22 @@ class ColumnPlan:
         columns: columns that become attributes of their own.
         split: column of the splits, or None.
         joined: columns that are joined into ``x``, in the order of the entries of a row.
+        framed: columns of the ``TensorFrame`` ``tf``.
         types: column -> the Arrow type that it is staged in; has all columns that are staged.
         fill: column -> Arrow scalar that replaces nulls.
         left_out: column -> reason why it is not converted.
+        moments: columns that are staged as microseconds.
     """
 
     title: str
     columns: tuple[PlannedColumn, ...]
     split: str | None
     joined: tuple[str, ...]
+    framed: tuple[PlannedColumn, ...]
     types: Mapping[str, Any]
     fill: Mapping[str, Any]
     left_out: Mapping[str, str]
-    _moments: frozenset[str] = field(default_factory=frozenset)
+    moments: frozenset[str]
 
     @property
     def staged(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class ColumnPlan:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """Names of the attributes that columns become, without ``x`` and masks."""
+        """Names of the attributes that columns become, without ``x``, ``tf`` and masks."""
         return tuple(planned.attribute for planned in self.columns)
 
     def prepare(self, batch: Any, where: Callable[[int], str]) -> Any:
@@ -85,7 +88,7 @@ class ColumnPlan:
                 arrays.append(array)
                 continue
             try:
-                staged = as_staged(array, self.types[name], name in self._moments)
+                staged = as_staged(array, self.types[name], name in self.moments)
             except pyarrow.ArrowInvalid as error:
                 raise ValueError(
                     f"{where(_first_unfit(array, self.types[name]))}: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, "
@@ -166,7 +169,7 @@ def plan_nodes(table: NodeTable, schema: Any) -> ColumnPlan:
     joined = planner.numbers(set(filter(None, named.values()))) if table.x is True else table.x or ()
     planner.check_joined(joined)
     uses = {column: use for use, column in named.items() if column is not None}
-    return planner.plan(uses, joined, table.drop)
+    return planner.plan(uses, joined, table.drop, in_frame=table.frame)
 
 
 def plan_edges(table: EdgeTable, schema: Any, is_of_nodes: bool) -> ColumnPlan:
@@ -213,13 +216,22 @@ class _Planner:
                 )
 
     def plan(
-        self, uses: Mapping[str, str], joined: Sequence[str], drop: Sequence[str], may_list: bool = True
+        self,
+        uses: Mapping[str, str],
+        joined: Sequence[str],
+        drop: Sequence[str],
+        may_list: bool = True,
+        in_frame: bool = False,
     ) -> ColumnPlan:
-        """Makes the plan. ``uses`` maps columns to time, label and split. If not ``may_list``, columns of lists are left out."""
+        """Makes the plan. ``uses`` maps columns to time, label and split. If not ``may_list``, columns of lists are left out.
+
+        If ``in_frame``, columns without a use become columns of ``tf``.
+        """
         for column, named in uses.items():
             self.check_present(named, [column])
         self.check_present("drop", drop)
         columns: list[PlannedColumn] = []
+        framed: list[PlannedColumn] = []
         types: dict[str, Any] = {}
         left_out: dict[str, str] = {}
         moments: set[str] = set()
@@ -234,13 +246,25 @@ class _Planner:
                 kind, types[name] = self._checked(use, name, found)
                 if kind == MOMENT:
                     moments.add(name)
-                if use != "split" and name not in joined:
+                if use is None and in_frame and name not in joined:
+                    framed.append(PlannedColumn(name, "tf", kind, types[name], False))
+                elif use != "split" and name not in joined:
                     attribute = {"time": "time", "label": "y"}.get(use or "", name)
                     columns.append(PlannedColumn(name, attribute, kind, types[name], use == "label"))
         split = next((column for column, use in uses.items() if use == "split"), None)
         self._check_attributes(columns, bool(joined), split is not None)
         fill = self._scalars(types, moments)
-        return ColumnPlan(self.title, tuple(columns), split, tuple(joined), types, fill, left_out, frozenset(moments))
+        return ColumnPlan(
+            self.title,
+            tuple(columns),
+            split,
+            tuple(joined),
+            tuple(framed),
+            types,
+            fill,
+            left_out,
+            frozenset(moments),
+        )
 
     def _checked(self, use: str | None, name: str, found: tuple[str, Any] | None) -> tuple[str, Any]:
         """Returns the kind and staged type of a column. Raises ValueError if its ``use`` needs another type."""

@@ -46,6 +46,7 @@ class NodeTable:
     drop: tuple[str, ...] = ()
     fill: Mapping[str, object] = field(default_factory=dict)  # column -> value in place of nulls
     x: tuple[str, ...] | bool = ()  # columns that are joined into ``x``; True: all numbers
+    frame: bool = False  # columns that nothing else names become columns of the ``TensorFrame`` ``tf``, not attributes
     duplicates: Policy = "error"
     null_keys: Policy = "error"
 
@@ -187,6 +188,7 @@ def _node_table(type_: object, entry: object, name: str) -> NodeTable:
         drop=read.columns("drop"),
         fill=read.fill(),
         x=read.joined(),
+        frame=read.flag("frame", False),
         **read.policies(),
     )
     read.check_distinct(

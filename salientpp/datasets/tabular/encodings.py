@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,17 @@ import torch
 
 from salientpp.datasets.converted.pieces import RowPiece, Rows
 from salientpp.datasets.tabular.columns import CATEGORY, LIST, MOMENT, ColumnPlan, PlannedColumn
-from salientpp.datasets.tabular.rows import RowFile, joined
+from salientpp.datasets.tabular.keyed import rows_that_have
+from salientpp.datasets.tabular.rows import RowFile, RowsInMemory, joined
 
 #: Rows that are examined at a time. Sums of floats depend on it, so it never changes.
 _ROWS = 2**16
 
 #: Most categories of a column, and most bytes of their texts.
 MOST_CATEGORIES, MOST_CATEGORY_BYTES = 100_000, 2**24
+
+#: Split -> words of a column of splits that stand for it.
+SPLIT_WORDS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 #: Largest number in ``x``, so that sums of squares are finite. Some programs write 1.8e308, the largest float, where a value is missing.
 _LARGEST = 1e140
@@ -43,7 +48,7 @@ class StagedColumns:
     """Columns of vertices or edges in their final order. ``name_row`` names a row in errors, such as by its key."""
 
     plan: ColumnPlan
-    file: RowFile
+    file: RowFile | RowsInMemory
     name_row: Callable[[int], str]
 
     def chunks(self, columns: Sequence[str], most_rows: int) -> Iterator[tuple[int, list[Any]]]:
@@ -81,31 +86,66 @@ class StagedColumns:
 # --- facts ------------------------------------------------------------------------------------------------
 
 
-def examine_columns(staged: StagedColumns) -> dict[str, Any]:
-    """Finds the facts that the encodings of all columns need. Returns JSON: ``columns`` by name, and ``x`` if columns are joined.
+def examine_columns(staged: StagedColumns, known: Mapping[str, Any] | None = None, unit: int = 0) -> dict[str, Any]:
+    """Finds the facts that the encodings of all columns need. Returns JSON: ``columns`` by name, and ``x``, ``tf`` and ``split`` if the plan has them.
 
-    Raises ValueError if a value is missing that must be there, or a column has too many categories.
+    ``known`` has the facts of an earlier graph with the same plan, whose times have a unit of ``unit`` microseconds. The columns are then only compared with
+    these facts, which are returned.
+
+    Raises ValueError if a value is missing that must be there, a column has too many categories, or a value cannot be encoded with the known facts.
     """
     plan = staged.plan
-    facts: dict[str, Any] = {"columns": {each.column: _examine(staged, each) for each in plan.columns}}
+    of_columns = known["columns"] if known else {}
+    facts: dict[str, Any] = {
+        "columns": {each.column: _examine(staged, each, of_columns.get(each.column), unit) for each in plan.columns}
+    }
     if plan.joined:
-        facts["x"] = [_examine_joined(staged, column) for column in plan.joined]
+        facts["x"] = [
+            _examine_joined(staged, column, known["x"][number] if known else None)
+            for number, column in enumerate(plan.joined)
+        ]
+    if plan.split:
+        facts["split"] = {"column": plan.split, **stored_type(plan, plan.split), **_examine_split(staged, plan.split)}
     return facts
 
 
-def _examine(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any]:
-    facts: dict[str, Any] = {"attribute": planned.attribute, "kind": planned.kind}
+def stored_type(plan: ColumnPlan, column: str) -> dict[str, Any]:
+    """Returns JSON: the type that a column is staged in, of lists that of their values, and the value of ``fill``."""
+    type_ = plan.types[column]
+    filled = {"fill": plan.fill[column].as_py()} if column in plan.fill else {}
+    return {"type": str(getattr(type_, "value_type", type_)), **filled}
+
+
+def _examine(
+    staged: StagedColumns, planned: PlannedColumn, known: Mapping[str, Any] | None, unit: int
+) -> dict[str, Any]:
+    column = planned.column
+    facts: dict[str, Any] = {
+        "attribute": planned.attribute,
+        "kind": planned.kind,
+        **stored_type(staged.plan, column),
+    }
     if planned.kind == CATEGORY:
-        categories = _categories(staged, planned.column, of_train=not planned.is_label)
-        return {**facts, "kind": "class" if planned.is_label else CATEGORY, "categories": categories}
+        of_train = not planned.is_label
+        categories = known["categories"] if known else list(count_categories(staged, column, of_train))
+        return {**facts, "kind": CATEGORY if of_train else "class", "categories": categories}
     if planned.kind == MOMENT:
-        return {**facts, "has_fractions": _has_fractions(staged, planned.column)}
+        row = _first_fraction(staged, column)
+        if known and row is not None and unit == SECOND:
+            raise staged.error(
+                column,
+                row,
+                "must be whole seconds, as the times of the graph are, got a fraction of a second; round it, or convert all tables again without the "
+                "earlier encoding",
+            )
+        return {**facts, "has_fractions": known["has_fractions"] if known else row is not None}
     if planned.kind == LIST:
-        return {**facts, "width": _width(staged, planned)}
+        may_miss = _is_float(planned.type.value_type)
+        return {**facts, "width": list_width(staged, column, may_miss, known["width"] if known else None)}
     if planned.is_label:
         return {**facts, "kind": "label", **_label_facts(staged, planned)}
     if not _is_float(planned.type):
-        _refuse_nulls(staged, planned.column)
+        _refuse_nulls(staged, column)
     return facts
 
 
@@ -129,70 +169,92 @@ def _refuse_null(staged: StagedColumns, column: str, first: int, array: Any) -> 
         )
 
 
-def warn_without_training(staged: StagedColumns, stacklevel: int) -> None:
-    """Warns if the type has a split, and no row is of the training split."""
-    column = staged.plan.split
-    if column is None:
-        return
-    found: set[str] = set()
+def _examine_split(staged: StagedColumns, column: str) -> dict[str, Any]:
+    """Counts the rows of each split, and those with other words. Returns JSON: ``rows``, ``other_rows``, and ``others``, the first other words."""
+    rows, others, num_others = dict.fromkeys(SPLIT_WORDS, 0), Counter[str](), 0
+    split_of = {word: split for split, words in SPLIT_WORDS.items() for word in words}
     for _, (array,) in staged.batches([column]):
-        texts = array.unique().drop_null().to_pylist()
-        if "train" in texts:
-            return
-        found |= set(texts[:_SHOWN])
-    if staged.file.num_rows:
-        shown = ", ".join(map(repr, sorted(found)[:_SHOWN])) or "no values"
+        for each in array.drop_null().value_counts().to_pylist():
+            word, count = each["values"], each["counts"]
+            if word in split_of:
+                rows[split_of[word]] += count
+            else:
+                others[word] += count
+                num_others += count
+        # The first words in alphabetical order have been counted in all batches, whatever their order.
+        others = Counter({word: others[word] for word in sorted(others)[:_SHOWN]})
+    return {"rows": rows, "other_rows": num_others, "others": dict(others)}
+
+
+def warn_of_split(title: str, facts: Mapping[str, Any], needs_training: bool, stacklevel: int) -> None:
+    """Warns if rows have other words than splits, or no row is of the training split and ``needs_training``. ``facts`` are of :func:`examine_columns`."""
+    split = facts.get("split")
+    if split is None:
+        return
+    shown = ", ".join(f"{word!r} ({count:,})" for word, count in split["others"].items())
+    num_shown = sum(split["others"].values())
+    if split["other_rows"]:
         warnings.warn(
-            f"{staged.plan.title}: no row has 'train' in the column {column!r} of the split, but {shown}; so texts have no categories, and x is not "
-            "standardised. Write train, val and test",
+            f"{title}: {rows_that_have(split['other_rows'])} other words in the column {split['column']!r} of the split than train, val (or valid, validation) "
+            f"and test: {shown}{' and more' if num_shown < split['other_rows'] else ''}; such rows are in no split. Write one of these words, or none",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
+    if needs_training and not split["rows"]["train"]:
+        warnings.warn(
+            f"{title}: no row has 'train' in the column {split['column']!r} of the split; so texts have no categories, and x is not standardised. Write train, "
+            "val and test",
             UserWarning,
             stacklevel=stacklevel + 1,
         )
 
 
-def _in_train(split: Any) -> Any:
+def in_train(split: Any) -> Any:
+    """Returns an Arrow array of booleans: True where a column of splits says that a row is of the training split."""
     from pyarrow import compute
 
     return compute.fill_null(compute.equal(split, "train"), False)
 
 
-def _categories(staged: StagedColumns, column: str, of_train: bool) -> list[str]:
-    """Returns the texts of a column, ascending. If the type has a split, and ``of_train``, only those of the training split count."""
-    found: set[str] = set()
+def count_categories(staged: StagedColumns, column: str, of_train: bool) -> dict[str, int]:
+    """Returns the texts of a column, ascending, and their numbers of rows. If the type has a split, and ``of_train``, only the training split counts."""
+    found = Counter[str]()
     split = staged.plan.split if of_train else None
     nbytes = 0
     for _, arrays in staged.batches([column, *([split] if split else [])]):
-        texts = arrays[0].filter(_in_train(arrays[1])) if split else arrays[0]
-        new = set(texts.unique().drop_null().to_pylist()) - found
-        found |= new
-        nbytes += sum(len(text.encode()) for text in new)
+        texts = arrays[0].filter(in_train(arrays[1])) if split else arrays[0]
+        for each in texts.drop_null().value_counts().to_pylist():
+            nbytes += len(each["values"].encode()) if each["values"] not in found else 0
+            found[each["values"]] += each["counts"]
         if len(found) > MOST_CATEGORIES or nbytes > MOST_CATEGORY_BYTES:
             raise ValueError(
                 f"{staged.plan.title}: column {column!r} must have at most {MOST_CATEGORIES:,} different texts, of {MOST_CATEGORY_BYTES:,} bytes in "
                 "all, to become categories, but has more; name it in drop, or make it a vertex type of its own"
             )
-    return sorted(found)
+    return dict(sorted(found.items()))
 
 
-def _has_fractions(staged: StagedColumns, column: str) -> bool:
-    has_fractions = False
+def _first_fraction(staged: StagedColumns, column: str) -> int | None:
+    """Returns the first row whose time has a fraction of a second. Raises ValueError if a time is missing."""
+    row = None
     for first, (array,) in staged.batches([column]):
         _refuse_null(staged, column, first, array)
-        has_fractions |= bool((array.to_numpy(zero_copy_only=False) % SECOND).any())
-    return has_fractions
+        has_fraction = array.to_numpy(zero_copy_only=False) % SECOND != 0
+        if row is None and has_fraction.any():
+            row = first + int(has_fraction.argmax())
+    return row
 
 
-def _width(staged: StagedColumns, planned: PlannedColumn) -> int:
-    """Returns the number of entries of each list. Raises ValueError if lists differ in it, or if integers are missing."""
+def list_width(staged: StagedColumns, column: str, may_miss: bool, width: int | None) -> int:
+    """Returns the number of entries of each list. Raises ValueError if lists differ in it or from ``width``, or a value is missing and not ``may_miss``."""
     from pyarrow import compute
 
-    width = None
-    for first, (array,) in staged.batches([planned.column]):
-        if not _is_float(planned.type.value_type):
-            _refuse_null(staged, planned.column, first, array)
+    for first, (array,) in staged.batches([column]):
+        if not may_miss:
+            _refuse_null(staged, column, first, array)
             if array.flatten().null_count:
                 raise staged.error(
-                    planned.column,
+                    column,
                     first,
                     "has a list in which a value is missing, here or in a row after it; correct it, or name it in drop",
                 )
@@ -203,7 +265,7 @@ def _width(staged: StagedColumns, planned: PlannedColumn) -> int:
         if wrong.any():
             at = int(wrong.argmax())
             raise staged.error(
-                planned.column, first + at, f"must have {width} numbers in each row, got {lengths[at]}; name it in drop"
+                column, first + at, f"must have {width} numbers in each row, got {lengths[at]}; name it in drop"
             )
     return width or 0
 
@@ -230,44 +292,67 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
     return {}
 
 
-def _examine_joined(staged: StagedColumns, column: str) -> dict[str, Any]:
-    """Returns mean and standard deviation of a column, of the training split if the type has a split. A constant column has the deviation 1.
+def _examine_joined(staged: StagedColumns, column: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns mean and standard deviation of a column of ``x``. A constant column has the deviation 1."""
+    if known:
+        for _ in checked_values(staged, column, _LARGEST, "x"):
+            pass
+        return dict(known)
+    _, mean, deviation = mean_and_deviation(staged, column, _LARGEST, "x")
+    return {"column": column, **stored_type(staged.plan, column), "mean": mean, "std": deviation or 1.0}
 
-    Raises ValueError if a row of any split is infinite, or so large that its square is not a float.
+
+def mean_and_deviation(staged: StagedColumns, column: str, largest: float, attribute: str) -> tuple[int, float, float]:
+    """Returns the number of values of the training split, their mean and their standard deviation, which are 0 without values.
+
+    Raises ValueError as :func:`checked_values` does.
     """
     least, most = math.inf, -math.inf
     count, sums = 0, []
-    for first, values, counts in _values(staged, column):
-        wrong = np.abs(values) > _LARGEST
-        if wrong.any():
-            at = int(wrong.argmax())
-            need, got = ("finite", "infinity") if np.isinf(values[at]) else (f"at most {_LARGEST} in size", values[at])
-            raise staged.error(
-                column, first + at, f"must be {need} to become part of x, got {got}; correct it, or name it in drop"
-            )
+    for values, counts in checked_values(staged, column, largest, attribute):
         kept = values[counts]
         least, most = (float(of(kept, initial=found)) for of, found in ((np.min, least), (np.max, most)))
         count += kept.size
         sums.append(float(kept.sum()))
     if not least < most:  # a sum of equal floats is rounded, so its mean differs from them
-        return {"column": column, "mean": least + 0.0 if least == most else 0.0, "std": 1.0}
+        return count, least + 0.0 if count else 0.0, 0.0
     mean = math.fsum(sums) / count
     squares = [float(((values[counts] - mean) ** 2).sum()) for _, values, counts in _values(staged, column)]
-    return {"column": column, "mean": mean, "std": math.sqrt(math.fsum(squares) / count) or 1.0}
+    return count, mean, math.sqrt(math.fsum(squares) / count)
+
+
+def checked_values(
+    staged: StagedColumns, column: str, largest: float, attribute: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields (float64 values [n], bool mask [n] of those of the training split that are not missing).
+
+    Raises ValueError if a row of any split is infinite, or larger than ``largest``.
+    """
+    for first, values, counts in _values(staged, column):
+        wrong = np.abs(values) > largest
+        if wrong.any():
+            at = int(wrong.argmax())
+            need, got = ("finite", "infinity") if np.isinf(values[at]) else (f"at most {largest} in size", values[at])
+            raise staged.error(
+                column,
+                first + at,
+                f"must be {need} to become part of {attribute}, got {got}; correct it, or name it in drop",
+            )
+        yield values, counts
 
 
 def _values(staged: StagedColumns, column: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields (first row, float64 values [n], bool mask [n] of those of the training split that are not missing)."""
     split = staged.plan.split
     for first, arrays in staged.chunks([column, *([split] if split else [])], _ROWS):
-        values = _floats(arrays[0])
+        values = floats(arrays[0])
         counts = ~np.isnan(values)
         if split:
-            counts &= _in_train(arrays[1]).to_numpy(zero_copy_only=False)
+            counts &= in_train(arrays[1]).to_numpy(zero_copy_only=False)
         yield first, values, counts
 
 
-def _floats(array: Any) -> np.ndarray:
+def floats(array: Any) -> np.ndarray:
     """Returns numbers as float64 [n]; a missing one is NaN."""
     values = array.cast("int8") if str(array.type) == "bool" else array
     return values.cast("float64", safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
@@ -280,22 +365,13 @@ def encoded_rows(staged: StagedColumns, planned: PlannedColumn, facts: Mapping[s
     """Returns the rows of an attribute. ``unit`` is the number of microseconds of the unit of all times."""
     encode = _encoder(planned, facts, unit)
     width = facts.get("width", 1)
-    return _rows(staged, [planned.column], 8 * max(1, width), lambda arrays: encode(arrays[0]))
+    return rows_of(staged, [planned.column], 8 * max(1, width), lambda arrays: encode(arrays[0]))
 
 
 def _encoder(planned: PlannedColumn, facts: Mapping[str, Any], unit: int) -> Callable[[Any], np.ndarray]:
-    import pyarrow
-    from pyarrow import compute
-
     kind = facts["kind"]
     if kind in (CATEGORY, "class"):
-        categories = pyarrow.array(facts["categories"], pyarrow.large_string())
-        return lambda array: (
-            compute.index_in(array, value_set=categories)
-            .fill_null(NO_CATEGORY)
-            .to_numpy(zero_copy_only=False)
-            .astype(np.int64)
-        )
+        return lambda array: category_numbers(array, facts["categories"])
     if kind == MOMENT:
         return lambda array: array.to_numpy(zero_copy_only=False) // unit
     if kind == LIST:
@@ -307,6 +383,15 @@ def _encoder(planned: PlannedColumn, facts: Mapping[str, Any], unit: int) -> Cal
     if planned.attribute == "time":
         return lambda array: array.to_numpy(zero_copy_only=False).astype(np.int64)
     return lambda array: array.to_numpy(zero_copy_only=False)
+
+
+def category_numbers(array: Any, categories: Sequence[Any]) -> np.ndarray:
+    """Returns the place of each value among the categories, int64 [n], and -1 for other values."""
+    import pyarrow
+    from pyarrow import compute
+
+    found = compute.index_in(array, value_set=pyarrow.array(categories, array.type))
+    return found.fill_null(NO_CATEGORY).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _list_values(array: Any, width: int) -> np.ndarray:
@@ -325,25 +410,29 @@ def joined_rows(staged: StagedColumns, facts: Sequence[Mapping[str, Any]]) -> Ro
     names = [each["column"] for each in facts]
 
     def join(arrays: Sequence[Any]) -> np.ndarray:
-        scaled = [(_floats(array) - each["mean"]) / each["std"] for array, each in zip(arrays, facts)]
+        scaled = [(floats(array) - each["mean"]) / each["std"] for array, each in zip(arrays, facts)]
         return np.nan_to_num(np.stack(scaled, axis=1)).astype(np.float32)
 
-    return _rows(staged, names, 20 * len(names), join)
+    return rows_of(staged, names, 20 * len(names), join)
 
 
 def split_mask_rows(staged: StagedColumns, column: str, split: str) -> Rows:
-    """Returns the mask of a split, bool [n]: True where the column has the name of the split."""
+    """Returns the mask of a split, bool [n]: True where the column has a word that stands for the split."""
+    import pyarrow
     from pyarrow import compute
 
     def mask(arrays: Sequence[Any]) -> np.ndarray:
-        return compute.fill_null(compute.equal(arrays[0], split), False).to_numpy(zero_copy_only=False)
+        words = pyarrow.array(SPLIT_WORDS[split], arrays[0].type)
+        return compute.is_in(arrays[0], value_set=words).to_numpy(zero_copy_only=False)
 
-    return _rows(staged, [column], 8, mask)
+    return rows_of(staged, [column], 8, mask)
 
 
-def _rows(
+def rows_of(
     staged: StagedColumns, columns: Sequence[str], row_bytes: int, encode: Callable[[Sequence[Any]], np.ndarray]
 ) -> Rows:
+    """Returns the rows that ``encode`` makes of the Arrow arrays of some columns. One row takes ``row_bytes`` bytes of memory."""
+
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         done = 0
         for first, arrays in staged.batches(columns, max(1, most_bytes // row_bytes)):

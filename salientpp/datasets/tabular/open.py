@@ -11,6 +11,7 @@ from typing import Any
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.pieces import Source
 from salientpp.datasets.tabular.description import TableGraph, read_description
+from salientpp.datasets.tabular.encoding import Encoding
 from salientpp.datasets.tabular.staging import staged_tables
 from salientpp.files import check_output, write_whole
 from salientpp.progress import Progress
@@ -32,9 +33,12 @@ def opened_tables(
     root: Path,
     budget: Budget,
     report: str | Path | None,
+    encoding: Encoding | None,
     progress: Progress,
 ) -> Iterator[Source]:
     """Opens the tables that a description names, and writes the report. The ``with`` block converts the source to ``root``.
+
+    If ``encoding`` of an earlier graph is given, columns are encoded in the same way.
 
     Raises:
         ValueError: the description or a table is wrong. The text names the entry, and the file and row.
@@ -42,7 +46,7 @@ def opened_tables(
     """
     if report is not None:
         check_output(Path(report))
-    with staged_tables(graph, root, budget, progress) as staged:
+    with staged_tables(graph, root, budget, progress, encoding) as staged:
         if report is not None:
             text = json.dumps(staged.report, indent=1, default=str)
             write_whole(Path(report), lambda file: file.write(f"{text}\n".encode()))

@@ -85,6 +85,24 @@ class RowFile:
         return batch.slice(begin - numbers.start * rows_of_a_batch, end - begin)
 
 
+@dataclass(frozen=True)
+class RowsInMemory:
+    """Rows in memory that are read like those of a :class:`RowFile`."""
+
+    held: Sequence[pa.RecordBatch]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all batches."""
+        return sum(batch.num_rows for batch in self.held)
+
+    def batches(self, names: Sequence[str], most_rows: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields all rows in order, in batches of at most ``most_rows``, with the columns ``names``."""
+        for batch in self.held:
+            for begin in range(0, batch.num_rows, most_rows or max(1, batch.num_rows)):
+                yield batch.select(list(names)).slice(begin, most_rows)
+
+
 def _open(file: Any, names: Sequence[str] | None) -> Any:
     import pyarrow as pa
 

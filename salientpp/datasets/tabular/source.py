@@ -17,9 +17,11 @@ from salientpp.datasets.tabular.encodings import (
     SECOND,
     StagedColumns,
     encoded_rows,
+    examine_columns,
     joined_rows,
     split_mask_rows,
 )
+from salientpp.datasets.tabular.frame_columns import FRAME, examine_framed, frame_of, framed_rows
 from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges
 from salientpp.datasets.tabular.keyed import key_text
 from salientpp.datasets.tabular.numbering import NumberedVertices
@@ -88,6 +90,18 @@ class _EdgeNames:
         return f"edge {edge}"
 
 
+def examine_table(staged: StagedColumns, known: Mapping[str, Any] | None = None, unit: int = 0) -> dict[str, Any]:
+    """Finds the facts that the encodings of the columns of an entry need: those of :func:`examine_columns`, and ``tf`` if columns are in a frame.
+
+    ``known`` has the facts of an earlier graph, whose times have a unit of ``unit`` microseconds. Then they are returned, after the columns were compared
+    with them. Raises ValueError if a value cannot be encoded.
+    """
+    facts = examine_columns(staged, known, unit)
+    if staged.plan.framed:
+        facts[FRAME] = examine_framed(staged, known[FRAME] if known else None)
+    return facts
+
+
 # --- the source -------------------------------------------------------------------------------------------
 
 
@@ -99,17 +113,23 @@ def describe_source(
     joined: Sequence[JoinedEdges],
     tables: Mapping[str, Table],
     task: str,
+    unit: int,
 ) -> StagedGraph:
     """Returns the graph as a source, and its report.
 
-    ``columns``, ``facts`` (of :func:`examine_columns`) and ``tables`` are by the titles of entries. ``task`` identifies the contents of the tables.
+    ``columns``, ``facts`` (of :func:`examine_table`) and ``tables`` are by the titles of entries. ``task`` identifies the contents of the tables, and all
+    times have a unit of ``unit`` microseconds.
     """
-    unit = _unit_of(facts)
     nodes: dict[str | None, Vertices] = {}
     for node in graph.nodes:
-        attributes, splits = _attributes(columns[node.title], facts[node.title], unit)
-        numbered = vertices[node.name]
-        nodes[node.name] = Vertices(numbered.num_vertices, attributes, splits, keys=numbered.keys.path)
+        staged, of_type, numbered = columns[node.title], facts[node.title], vertices[node.name]
+        nodes[node.name] = Vertices(
+            numbered.num_vertices,
+            attributes_of(staged, of_type, unit),
+            _splits(staged),
+            keys=numbered.keys.path,
+            frames={FRAME: frame_of(of_type[FRAME])} if FRAME in of_type else {},
+        )
     edges: dict[EdgeName, EdgeSource] = {}
     for edge, each in zip(graph.edges, joined):
         staged = columns[edge.title]
@@ -135,7 +155,7 @@ def describe_source(
     return StagedGraph(source, _report(graph, origin, facts, vertices, joined, tables))
 
 
-def _unit_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
+def unit_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
     """Returns the microseconds of the unit of all times: a second, or a microsecond if a time has a fraction of a second. 0: the graph has no times."""
     found = [
         column["has_fractions"]
@@ -146,16 +166,22 @@ def _unit_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
     return (1 if any(found) else SECOND) if found else 0
 
 
-def _attributes(staged: StagedColumns, facts: Mapping[str, Any], unit: int) -> tuple[dict[str, Rows], dict[str, Split]]:
+def attributes_of(staged: StagedColumns, facts: Mapping[str, Any], unit: int) -> dict[str, Rows]:
+    """Returns the rows of all attributes by name, and those of the tensors of ``tf``."""
     attributes = {
         planned.attribute: encoded_rows(staged, planned, facts["columns"][planned.column], unit)
         for planned in staged.plan.columns
     }
     if "x" in facts:
         attributes["x"] = joined_rows(staged, facts["x"])
+    if staged.plan.framed:
+        attributes |= framed_rows(staged, facts[FRAME])
+    return attributes
+
+
+def _splits(staged: StagedColumns) -> dict[str, Split]:
     column = staged.plan.split
-    splits = {} if column is None else {name: Split(split_mask_rows(staged, column, name), True) for name in SPLITS}
-    return attributes, splits
+    return {} if column is None else {name: Split(split_mask_rows(staged, column, name), True) for name in SPLITS}
 
 
 def _edges(edges: SortedEdges, staged: StagedColumns, facts: Mapping[str, Any], unit: int) -> EdgeSource:
@@ -166,9 +192,8 @@ def _edges(edges: SortedEdges, staged: StagedColumns, facts: Mapping[str, Any], 
             first, done = done, done + batch.num_rows
             yield EdgePiece(source, target, _after(staged.name_row, first), done)
 
-    attributes, _ = _attributes(staged, facts, unit)
     num_edges = edges.ends.num_rows
-    return EdgeSource(pieces, num_edges, num_edges, columns=attributes, ascends=True)
+    return EdgeSource(pieces, num_edges, num_edges, columns=attributes_of(staged, facts, unit), ascends=True)
 
 
 def _after(name_row: Callable[[int], str], first: int) -> Callable[[int], str]:
@@ -218,12 +243,20 @@ def _entry(
 ) -> dict[str, Any]:
     columns = {}
     for name, column in facts[entry.title]["columns"].items():
-        short = {key: value for key, value in column.items() if key not in ("categories", "has_fractions")}
-        columns[name] = {**short, **({"categories": len(column["categories"])} if "categories" in column else {})}
+        columns[name] = _short(column)
+    of_entry = facts[entry.title]
     return {
         "tables": tables[entry.title].facts(),
         "columns": columns,
-        "x": facts[entry.title].get("x", []),
+        "x": [_short(column) for column in of_entry.get("x", ())],
+        **({FRAME: [_short(column) for column in of_entry[FRAME]]} if FRAME in of_entry else {}),
+        **({"split": _short(of_entry["split"])} if "split" in of_entry else {}),
         "drop": list(entry.drop),
         "left_out": origin["tables"][entry.title]["left_out"],
     }
+
+
+def _short(column: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts about a column that a report shows, with the number of categories."""
+    left = {key: value for key, value in column.items() if key not in ("categories", "counts", "has_fractions", "type")}
+    return {**left, **({"categories": len(column["categories"])} if "categories" in column else {})}

@@ -21,12 +21,13 @@ from salientpp.datasets.converted.names import check_edge_names, check_vertex_na
 from salientpp.datasets.tabular.columns import MOMENT, ColumnPlan, plan_edges, plan_nodes
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable, TableGraph
 from salientpp.datasets.tabular.doors import Table, TableBatch, open_table
-from salientpp.datasets.tabular.encodings import examine_columns, warn_without_training
+from salientpp.datasets.tabular.encoding import Encoding
+from salientpp.datasets.tabular.encodings import warn_of_split
 from salientpp.datasets.tabular.joining import JoinedEdges, join_edges, missing_keys
 from salientpp.datasets.tabular.keyed import key_types
 from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
 from salientpp.datasets.tabular.rows import RowFile
-from salientpp.datasets.tabular.source import StagedGraph, describe_source, staged_columns
+from salientpp.datasets.tabular.source import StagedGraph, describe_source, examine_table, staged_columns, unit_of
 from salientpp.datasets.tabular.steps import Steps, working_folder
 from salientpp.processes import lazy
 from salientpp.progress import Progress
@@ -64,8 +65,12 @@ class PlannedTable:
 
 
 @contextlib.contextmanager
-def staged_tables(graph: TableGraph, root: Path, budget: Budget, progress: Progress) -> Iterator[StagedGraph]:
+def staged_tables(
+    graph: TableGraph, root: Path, budget: Budget, progress: Progress, encoding: Encoding | None = None
+) -> Iterator[StagedGraph]:
     """Opens the tables of a description as a source for a ``with`` block that converts it to ``root``.
+
+    If ``encoding`` of an earlier graph is given, columns are encoded in the same way.
 
     The working folder lies beside ``root``. It is removed at the end of the block; if the block raises, it stays, and the next call goes on.
 
@@ -75,30 +80,39 @@ def staged_tables(graph: TableGraph, root: Path, budget: Budget, progress: Progr
     """
     work = staged_beside(root)
     with working_folder(work, root) as spool:
-        yield open_tables(graph, work, spool, budget, progress)
+        yield open_tables(graph, work, spool, budget, progress, encoding)
 
 
-def open_tables(graph: TableGraph, work: Path, spool: Path, budget: Budget, progress: Progress) -> StagedGraph:
+def open_tables(
+    graph: TableGraph, work: Path, spool: Path, budget: Budget, progress: Progress, encoding: Encoding | None = None
+) -> StagedGraph:
     """Does all steps that are not finished in the folder ``work``. One-shot streams are copied to the folder ``spool`` first."""
-    tables = _planned_tables(graph, spool, progress)
-    task = task_of(graph, [planned.table.facts() for planned in tables])
+    tables = _planned_tables(graph, spool, progress, encoding)
+    encode_as = None if encoding is None else encoding.digest
+    task = task_of(graph, [planned.table.facts() for planned in tables], encode_as)
+    known = {} if encoding is None else {each.plan.title: encoding.facts(each.plan.title) for each in tables}
+    unit = 0 if encoding is None else encoding.unit
     steps = Steps(work, task)
     staging = _Staging(graph, tables, steps, budget.working)
     vertices = staging.number()
     joined = staging.join(vertices)
     progress.begin("examining columns")
     columns = staged_columns(graph, [planned.plan for planned in tables], vertices, joined)
-    facts_of = steps.run("facts", dict, lambda folder: {name: examine_columns(each) for name, each in columns.items()})
-    for each in columns.values():
-        warn_without_training(each, stacklevel=8)  # the call of convert
-    return describe_source(
-        graph, columns, facts_of, vertices, joined, {planned.plan.title: planned.table for planned in tables}, task
+    facts_of = steps.run(
+        "facts",
+        dict,
+        lambda folder: {name: examine_table(each, known.get(name), unit) for name, each in columns.items()},
     )
+    for name, of_entry in facts_of.items():
+        warn_of_split(name, of_entry, needs_training=encoding is None, stacklevel=8)  # the call of convert
+    by_title = {planned.plan.title: planned.table for planned in tables}
+    found = unit_of(facts_of)
+    return describe_source(graph, columns, facts_of, vertices, joined, by_title, task, found and (unit or found))
 
 
-def task_of(graph: TableGraph, facts: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """Returns a text that differs if the description or a table does. ``facts`` has those of each entry of the description."""
-    return sha256(json.dumps([graph.text, graph.folder, facts], sort_keys=True).encode()).hexdigest()
+def task_of(graph: TableGraph, facts: Sequence[Sequence[Mapping[str, Any]]], encode_as: str | None) -> str:
+    """Returns a text that differs if the description, a table or the encoding does. ``facts`` has those of each entry, and ``encode_as`` a digest."""
+    return sha256(json.dumps([graph.text, graph.folder, facts, encode_as], sort_keys=True).encode()).hexdigest()
 
 
 def staged_beside(root: Path) -> Path:
@@ -106,7 +120,9 @@ def staged_beside(root: Path) -> Path:
     return root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
 
 
-def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[PlannedTable]:
+def _planned_tables(
+    graph: TableGraph, spool: Path, progress: Progress, encoding: Encoding | None
+) -> list[PlannedTable]:
     """Opens the tables of all entries, first of vertex types and then of relations. Entries with the same tables share them."""
     opened: dict[tuple[object, ...], Table] = {}
     planned = []
@@ -124,6 +140,7 @@ def _planned_tables(graph: TableGraph, spool: Path, progress: Progress) -> list[
         else:
             plan = plan_edges(entry, schema, same in of_nodes)
             check_edge_names(graph.name, entry.name, plan.attributes)
+        plan = plan if encoding is None else encoding.same_plan(plan, schema)
         planned.append(PlannedTable(opened[same], plan, progress))
         _warn_of_left_out(plan)
     _check_times([each.plan for each in planned])
