@@ -122,20 +122,20 @@ class PartEdges:
         ends: int64 [2, M], global ids.
         edge_id: int64 [M], the numbers of these edges in the graph; None if the user gave the pairs of ids.
         split: name of the split of edges, or 'all'; None if the user gave the pairs of ids.
-        rows: attributes of the edges of this type whose targets the rank's part owns.
+        rows: attributes of the edges of this type whose targets the rank's part owns; None if the user gave the pairs of ids.
     """
 
     type_: Any
     ends: Tensor
     edge_id: Tensor | None
     split: str | None
-    rows: PartEdgeRows
+    rows: PartEdgeRows | None
 
     def attribute(self, given: Tensor | str | None) -> Tensor | None:
         """Returns one value per edge. A string names an attribute of the stored edges; any other value is returned unchanged."""
         if not isinstance(given, str):
             return given
-        if self.edge_id is None:
+        if self.edge_id is None or self.rows is None:
             raise ValueError(
                 f"{given!r} names an edge attribute, which only the graph's own edges have; pass a tensor with one entry per pair"
             )
@@ -145,27 +145,33 @@ class PartEdges:
 
 
 def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
-    """Returns the edges that a part's ``edge_label_index`` names on a partitioned graph."""
+    """Returns the edges that a part's ``edge_label_index`` names on a partitioned graph. Pairs of ids may be of a relation that the graph lacks."""
     type_, which = None, given
     if part.is_hetero:
         words = given if isinstance(given, (tuple, list)) else ()
         alone = len(words) in (2, 3) and all(isinstance(word, str) for word in words)
         type_, which = (given, None) if alone else words if len(words) == 2 else (None, None)
         type_ = full_edge_type(type_, part.edge_types)
-        if type_ not in part.edge_types:
+        is_named = isinstance(type_, tuple) and len(type_) == 3 and all(isinstance(word, str) for word in type_)
+        if type_ not in part.edge_types and not (is_named and _are_pairs(which)):
             raise ValueError(
                 f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or a pair (edge type, "
                 f"name of a split or ids [2, M]), got {given!r}"
             )
-    rows = part.part_edge_rows(part_id)[type_]
-    if which is not None and not isinstance(which, str):
+    if _are_pairs(which):
         sizes = {name: book.num_vertices for name, book in part.books.items()}
-        return PartEdges(type_, checked_ends(which, type_, sizes), None, None, rows)
+        return PartEdges(type_, checked_ends(which, type_, sizes), None, None, None)
+    rows = part.part_edge_rows(part_id)[type_]
     name = "all" if which is None else which
     edge_id = part.edge_split(name, part_id, type_)
     lists = part.part_graph(part_id=part_id).lists[part.edge_types.index(type_)]
     ends = torch.cat([_ends_of(each, edge_id) for each in lists], 1)
     return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
+
+
+def _are_pairs(which: Any) -> bool:
+    """True if ``which`` is meant as pairs of ids, and not as the name of a split or as all edges."""
+    return which is not None and not isinstance(which, str)
 
 
 def _ends_of(lists: PartLists, edge_id: Tensor) -> Tensor:

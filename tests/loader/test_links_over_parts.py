@@ -82,6 +82,11 @@ def typed_batches(rank: int, root: str, is_copy: bool) -> dict[str, list[str]]:
             part, [4, 3], (WRITES, "train"), batch_size=8, shuffle=True, seed=3, uneven="exact", **options
         )
         found[name] = digests(loader)
+    pairs = torch.arange(40).view(2, 20) % 35
+    loader = LinkNeighborLoader(
+        part, [4, 3], (("author", "likes", "paper"), pairs), batch_size=8, seed=3, neg_sampling="triplet"
+    )
+    found["of a relation that the graph lacks"] = digests(loader)
     return found
 
 

@@ -414,7 +414,8 @@ def check_links_of_types(rank: int, root: str) -> None:
     ]:
         sampling = {name: options[name] for name in ("time_attr", "disjoint") if name in options}
         one = NeighborSampler(data, TYPED_FANOUTS, **sampling)
-        for seeds in (writes, (writes, "train"), (writes, torch.randint(6, (2, 20)))):
+        pairs = torch.randint(6, (2, 20))
+        for seeds in (writes, (writes, "train"), (writes, pairs), (("author", "likes", "paper"), pairs)):
             if isinstance(seeds[1], Tensor) and "edge_label_time" in options:
                 continue  # only the graph's own edges have attributes
             loader = LinkNeighborLoader(
@@ -617,6 +618,8 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (NeighborLoader, {"num_neighbors": {("paper", "cites", "paper"): [-2, 1]}}, ValueError, "edge type"),
         (LinkNeighborLoader, {}, ValueError, "edge_label_index of a graph with several types must be an edge type"),
         (LinkNeighborLoader, {"edge_label_index": ("a", "b", "c")}, ValueError, "got ('a', 'b', 'c')"),
+        (LinkNeighborLoader, {"edge_label_index": (("author", "likes", "paper"), "all")}, ValueError, "must be an edge type"),
+        (LinkNeighborLoader, {"edge_label_index": (("a", "likes", "paper"), torch.tensor([[0], [0]]))}, ValueError, "must join node types of the data"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, "no")}, ValueError, "has the splits 'all'"),
         (LinkNeighborLoader, {"edge_label_index": WRITES, "edge_label": "no"}, ValueError, "the edges have the attributes"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[99], [0]]))}, ValueError, "edge_label_index[0, 0] must be in [0, 35), got 99"),
