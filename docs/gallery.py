@@ -50,6 +50,14 @@ DRAWN: dict[str, tuple[str, dict[str, tuple[int, str]]]] = {
     ),
     "train_links.py": ("AUC", {"one process": (0, _AUC), "four ranks": (2, _AUC)}),
     "relational.py": ("AUC", {"one process": (0, _AUC), "two ranks": (2, _AUC)}),
+    "relbench_tasks.py": (
+        "scores on the test split",
+        {
+            f"{task}, {what}": (2, rf"customer-{task}, test: \S+ {before}([\d.]+)")
+            for task in ("active", "products")
+            for what, before in (("model", ""), ("none", r"[\d.]+, without a model "))
+        },
+    ),
     "train_lightning.py": (
         "validation accuracy after each epoch",
         {"one process": (0, _ACCURACY), "two ranks": (2, _ACCURACY)},

@@ -1,11 +1,8 @@
-"""Trains the four kinds of tasks of a database in RelBench's layout, on ranks, and writes predictions under the keys of its tables.
+"""Trains the four kinds of tasks of a database in the layout of RelBench 3, on ranks, and writes predictions under the keys of its tables.
 
     python examples/relbench_tasks.py make shop
     python examples/relbench_tasks.py partition shop --parts 2
-    torchrun --nproc-per-node 2 examples/relbench_tasks.py train shop customer-active
-    torchrun --nproc-per-node 2 examples/relbench_tasks.py train shop customer-spent
-    torchrun --nproc-per-node 2 examples/relbench_tasks.py train shop customer-products
-    torchrun --nproc-per-node 2 examples/relbench_tasks.py train shop order-rating
+    torchrun --nproc-per-node 2 examples/relbench_tasks.py train shop
 
 `make` generates a shop. A database of RelBench has the same files, so `partition` and `train` take it too. A vertex is a row, and an edge a foreign key.
 A batch draws only rows that are not newer than its seeds. order-rating predicts a column of the seeds' own table. The column is hidden from the seeds, and
@@ -123,7 +120,7 @@ def described(root: Path) -> dict[str, Any]:
         columns = {key: table[key], **features(read, completed(root, name))}
         nodes[name] = {"key": key, "x": [each for each in columns if each.startswith("x_")]}
         if time is not None:
-            # Means, deviations and categories are those of the rows until the first evaluation.
+            # Columns are standardised, and categories numbered, by the rows until the first evaluation.
             until = pa.scalar(pd.Timestamp(manifest["val_timestamp"]), pa.timestamp("s"))
             columns["time"] = table[time].cast(pa.timestamp("s"), safe=False)
             columns["split"] = pc.if_else(pc.less_equal(columns["time"], until), "train", "test")
@@ -475,7 +472,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["make", "partition", "train"])
     parser.add_argument("root", type=Path, help="folder of the database")
-    parser.add_argument("task", nargs="?", help="name of a task, with train")
+    parser.add_argument("tasks", nargs="*", help="names of tasks to train; without one, all")
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
@@ -483,13 +480,12 @@ def main() -> None:
         make(args.root)
     elif args.step == "partition":
         partition(args.root, args.parts)
-    elif args.task is None:
-        parser.error("train needs the name of a task, a folder of tasks/")
     else:
         salientpp.init_process_group()
-        for split, (measure, found, constant) in run(args.root, args.task, args.epochs).items():
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                print(f"{args.task}, {split}: {measure} {found:.3f}, without a model {constant:.3f}")
+        for name in args.tasks or [task.name for task in tasks_of(args.root)]:
+            for split, (measure, found, constant) in run(args.root, name, args.epochs).items():
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    print(f"{name}, {split}: {measure} {found:.3f}, without a model {constant:.3f}")
 
 
 if __name__ == "__main__":
