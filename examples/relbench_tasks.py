@@ -122,7 +122,9 @@ def described(root: Path) -> dict[str, Any]:
         if time is not None:
             # Columns are standardised, and categories numbered, by the rows until the first evaluation.
             until = pa.scalar(pd.Timestamp(manifest["val_timestamp"]), pa.timestamp("s"))
-            columns["time"] = table[time].cast(pa.timestamp("s"), safe=False)
+            # Rounded up, because seeds are rounded down: a row never comes earlier than it did.
+            rounded = pc.ceil_temporal(table[time].cast(pa.timestamp("us"), safe=False), unit="second")
+            columns["time"] = rounded.cast(pa.timestamp("s"))
             columns["split"] = pc.if_else(pc.less_equal(columns["time"], until), "train", "test")
             nodes[name] |= {"time": "time", "split": "split"}
         nodes[name]["table"] = pa.table(columns)
@@ -235,7 +237,7 @@ class Job:
     def batches(self, split: str, **options: Any) -> NeighborLoader:
         """Returns a loader of the seeds of a split. ``input_id`` is the row of the table."""
         examples, rows, ids = self.own(split)
-        times = torch.from_numpy(examples["seconds"].to_numpy())[rows]
+        times = torch.tensor(examples["seconds"].to_numpy())[rows]
         return NeighborLoader(
             self.part, FANOUTS, (self.task.entity, ids), times, input_id=rows, transform=self.hide, **{**self.options, **options}
         )  # fmt: skip
