@@ -54,7 +54,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
             [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own edges, or pairs of
             global ids. If it has several edge types: (edge type, one of these). Of stored edges, a rank takes those whose destination
-            its part owns; of pairs of ids, it takes all that it was given.
+            its part owns; of pairs of ids, it takes all that it was given. The graph need not have the edge type of pairs of ids.
         edge_label: [M, ...] labels. With binary negative sampling, 0 means "negative": if the smallest label of all ranks is 0,
             all labels are raised by one. For stored edges also the name of the edge attribute that holds them.
         edge_label_time: [M], times of the seeds; sampled neighbours are not later than their edge. It needs ``time_attr``, and ``time_attr``
