@@ -12,12 +12,11 @@ import distributed
 import numpy as np
 import pytest
 import torch
+from table_packages import package
 
 from salientpp.datasets import convert, load_dataset
 
-pd = pytest.importorskip("pandas")
-pq = pytest.importorskip("pyarrow.parquet")
-yaml = pytest.importorskip("yaml")
+pd, pq, yaml = (package(name) for name in ("pandas", "pyarrow.parquet", "yaml"))
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -69,8 +68,7 @@ def test_two_ranks_learn_each_task_and_write_predictions_under_the_keys(root, na
 
 
 def test_relbench_computes_the_same_labels_and_scores(root, tmp_path):
-    relbench = pytest.importorskip("relbench", reason="RelBench is not installed")
-    dataset = relbench.load_dataset(root)
+    dataset = package("relbench").load_dataset(root)
     assert dataset.get_task_names() == sorted(SCORES)
     for name in SCORES:
         hosted, computed = dataset.load_task(name), dataset.load_task(name, regenerate=True)
