@@ -423,7 +423,7 @@ def shop(num_customers: int, num_products: int, seed: int) -> dict[str, pd.DataF
         "customers": pd.DataFrame({"customer_id": np.arange(num_customers), "joined": days_after(joined), **customers}),
         "products": pd.DataFrame({"product_id": np.arange(num_products), "kind": [f"kind {i % 6}" for i in range(num_products)], "price": price}),
         "orders": pd.DataFrame(
-            {"order_id": np.arange(buyer.size), "customer_id": buyer, "product_id": product, "placed": days_after(placed).floor("s"), **orders}
+            {"order_id": np.arange(buyer.size), "customer_id": buyer, "product_id": product, "placed": days_after(placed), **orders}
         ),
     }  # fmt: skip
 

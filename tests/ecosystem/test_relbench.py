@@ -56,7 +56,6 @@ def test_two_ranks_learn_each_task_and_write_predictions_under_the_keys(root, na
     task, (least, most) = tasks().Task.read(root, name), SCORES[name]
     for split, (measure, found, constant) in both[0].items():
         assert least < found < most, f"{split}: {measure} {found}"
-        # The median of spent money is half as bad as an error of one deviation, so it is harder to beat.
         assert found < 0.8 * constant if measure == "NMAE" else found > 1.25 * constant, (
             f"{split}: {measure} {found}, {constant}"
         )
@@ -65,6 +64,29 @@ def test_two_ranks_learn_each_task_and_write_predictions_under_the_keys(root, na
         predictions, examples = pq.read_table(folder).to_pandas(), task.examples(split)
         assert sorted(predictions[predictions.columns[0]].unique()) == sorted(examples[task.key].unique())
         assert len(predictions) == len(examples) * (1 if task.to is None else task.k)
+
+
+def orders_seen_on_a_rank(rank: int, root: str, name: str) -> list[tuple[int, int]]:
+    """Returns the numbers of orders in each batch, and of those that were placed after the time of their seed, by the tables themselves."""
+    job, placed = (
+        tasks().Job(tasks().Task.read(Path(root), name)),
+        pd.read_parquet(f"{root}/db/orders.parquet")["placed"],
+    )
+    seen = []
+    for batch in job.batches("test"):
+        orders, seeds = batch["orders"], batch[job.task.entity]
+        drawn = orders.n_id[seeds.batch_size :] if seeds is orders else orders.n_id
+        seconds = seeds.seed_time[orders.batch[-len(drawn) :]].numpy()
+        keys = job.part.keys_of(drawn, "orders")["order_id"].to_numpy()
+        seen.append((len(drawn), int((placed[keys].to_numpy() > seconds.astype("datetime64[s]")).sum())))
+    return seen
+
+
+@pytest.mark.parametrize("name", ["customer-active", "order-rating"])
+def test_no_seed_sees_an_order_that_was_placed_later(root, name):
+    for seen in distributed.run(orders_seen_on_a_rank, 2, str(root), name):
+        drawn, late = map(sum, zip(*seen))
+        assert drawn > 1000 and late == 0
 
 
 def test_relbench_computes_the_same_labels_and_scores(root, tmp_path):
@@ -106,13 +128,14 @@ def random_score(task: Any, split: str, path: Path, of_relbench: Any) -> tuple[f
     return measure, tasks().scores(task, split, path)[1]
 
 
-def test_a_database_may_lack_keys_times_and_numbers(tmp_path):
+def test_a_database_may_lack_keys_times_and_numbers_and_have_fractions_of_seconds(tmp_path):
     root, shop = tmp_path / "odd", tasks()
     shop.make(root, 100)
     manifest = yaml.safe_load((root / "manifest.yaml").read_text())
     manifest["tables"]["orders"]["pkey"] = None
     (root / "manifest.yaml").write_text(yaml.safe_dump(manifest))
     orders = pd.read_parquet(root / "db" / "orders.parquet").drop(columns="order_id")
+    orders.loc[0, "placed"] = pd.Timestamp("2025-02-01 00:00:00.25")
     orders.loc[3, "placed"] = pd.NaT
     orders["product_id"] = orders["product_id"].astype("float64")
     orders.loc[5, "product_id"] = np.nan
@@ -126,5 +149,7 @@ def test_a_database_may_lack_keys_times_and_numbers(tmp_path):
     assert data["orders", "product_id", "products"].num_edges == len(orders) - 2
     assert data["orders", "customer_id", "customers"].num_edges == len(orders) - 2
     assert data["products"].x.tolist() == [[0]] * len(products)
-    keys = data["orders"].key_table.rows(range(5))["primary_key"].to_pylist()
-    assert len({*keys} | {3}) == 6
+    keys = data["orders"].key_table.rows(range(len(orders) - 1))["primary_key"].to_pylist()
+    assert sorted(keys) == [row for row in range(len(orders)) if row != 3]
+    # A row must not come earlier than it did.
+    assert data["orders"].time[keys.index(0)] == pd.Timestamp("2025-02-01 00:00:01").timestamp()
