@@ -139,12 +139,14 @@ def opening(what: str, address: str) -> Iterator[None]:
     """Wraps the opening of an address, so that errors name it. An address that cannot be understood is a ValueError, others as in :func:`raise_in_words`."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        raise_in_words(what, without_password(address), error)
-    except ValueError as error:  # errors of pyarrow are also ValueErrors
-        if type(error) is ValueError:
+    except UnicodeError as error:
+        raise ValueError(
+            f"{what}: {without_password(address)}, or a name in its folder, is not UTF-8 ({reason_of(error)}); rename it"
+        ) from error
+    except Exception as error:  # packages of file systems have many types of errors
+        if type(error) is ValueError or isinstance(error, (ImportError, MemoryError)):  # pyarrow's are of other types
             raise
-        raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
+        raise_in_words(what, without_password(address), error)
 
 
 @contextlib.contextmanager

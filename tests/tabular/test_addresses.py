@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from salientpp.datasets.tabular.doors import open_table
 from salientpp.predictions.destination import folder_at
 from salientpp.predictions.parquet_writer import new_parquet
 
-pa, fs = package("pyarrow"), package("pyarrow.fs")
+pa, fs, parquet = package("pyarrow"), package("pyarrow.fs"), package("pyarrow.parquet")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,48 @@ def test_predictions_at_an_address_are_a_table_at_the_same_address(tmp_path, add
     read = open_table([address], tmp_path, "t")
     assert [row for each in read.batches(["id"], 10) for row in each.batch.column("id").to_pylist()] == [*range(5)]
     assert not any("secret" in facts["address"] for facts in read.facts())
+
+
+@pytest.mark.parametrize("fails", ["info", "find", "_open", "read"])
+def test_errors_of_any_type_that_packages_raise_name_the_table_and_the_address(monkeypatch, fails):
+    fsspec, memory = package("fsspec"), package("fsspec.implementations.memory").MemoryFileSystem
+
+    class Odd(Exception):
+        """Error of a package, such as botocore's, that is no OSError."""
+
+    def odd(*_, **__):
+        raise Odd("the token s3://me:secret@b is stale")
+
+    class Stale(memory):
+        protocol = "stale"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return f"/{path.removeprefix('stale://').strip('/')}"
+
+    fsspec.register_implementation("stale", Stale, clobber=True)
+    with Stale().open("/t/a.parquet", "wb") as file:
+        parquet.write_table(pa.table({"id": range(5)}), file)
+    table = open_table(["stale://t/*.parquet"], Path(), "nodes.v")
+    monkeypatch.setattr(Stale if fails != "read" else type(Stale().open("/t/a.parquet")), fails, odd)
+    words = r"nodes.v: stale://.*t/.* cannot be read \(the token s3://b is stale\); check the connection"
+    with pytest.raises(OSError, match=words):
+        open_table(["stale://t/*.parquet"], Path(), "nodes.v")
+    if fails != "find":
+        with pytest.raises(OSError, match=words):
+            for _ in table.batches(["id"], 2):
+                pass
+            table.check_unchanged()
+
+
+def test_a_name_that_is_not_utf_8_is_refused_only_if_it_must_be_read(tmp_path):
+    parquet.write_table(pa.table({"id": range(5)}), tmp_path / "a.parquet")
+    (tmp_path / os.fsdecode(b"\xff.parquet")).touch()
+    assert open_table(["a.parquet"], tmp_path, "t").num_rows == 5
+    with pytest.raises(ValueError, match=r"t: \*.parquet, or a name in its folder, is not UTF-8 \(.*\); rename it"):
+        open_table(["*.parquet"], tmp_path, "t")
+    with pytest.raises(FileNotFoundError, match=r"t: b.parquet: no such file or folder"):
+        open_table(["b.parquet"], tmp_path, "t")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ An address is a path, a path with wildcards, a folder, or a URL such as ``s3://b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from salientpp.addresses import Place, open_place, opening, raise_in_words, without_password, worded
+from salientpp.addresses import Place, in_words, open_place, opening, without_password, worded
 from salientpp.datasets.converted.named_files import by_numbers
 from salientpp.suggestions import did_you_mean
 
@@ -67,10 +68,8 @@ class TableFile:
 
     def check_unchanged(self, what: str) -> None:
         """Raises ValueError if the file has changed since this object was made, and OSError if this cannot be found out."""
-        try:
+        with in_words(what, self.address):
             now = self.now()
-        except OSError as error:
-            raise_in_words(what, self.address, error)
         if now is None:
             raise ValueError(f"{what}: {self.address} was removed while it was read; run the command again")
         for name in ("size", "modified", "etag"):
@@ -222,8 +221,10 @@ def _missing(place: Place, what: str) -> OSError:
     from pyarrow import fs
 
     folder, _, name = place.path.rpartition("/")
-    listed = place.system.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)) if folder else []
-    names = [info.base_name for info in listed]
+    names: list[str] = []
+    with contextlib.suppress(Exception):  # the suggestion is all that is lost
+        listed = place.system.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)) if folder else []
+        names += [info.base_name for info in listed]
     text = f"{what}: {place.name()}: no such file or folder{did_you_mean(name, names)}"
     return worded(FileNotFoundError, text)
 

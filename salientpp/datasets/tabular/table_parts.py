@@ -92,9 +92,12 @@ class FilePart:
             self._raise(error, f" after row {first}")
 
     def _raise(self, error: Exception, after: str) -> None:
+        from pyarrow import ArrowException
+
         if isinstance(error, ImportError) or (isinstance(error, MemoryError) and not _is_absurd(error)):
             raise error
-        if isinstance(error, OSError) and not _is_damage(error, self._file.is_local):
+        is_of_package = not self._file.is_local and not isinstance(error, (OSError, ValueError, ArrowException))
+        if is_of_package or (isinstance(error, OSError) and not _is_damage(error, self._file.is_local)):
             raise_in_words(self._what, self.address + after, error)
         self.check_unchanged(self._what)
         reason = reason_of(error)
