@@ -78,8 +78,8 @@ def draw_tables(result: Row) -> str:
     ]
     title = (
         f"**Converting tables with keys** with `memory={result['memory']}`, compared with the same graph under ids. The Parquet files have a tenth as many "
-        f"vertices as edges. *Keys of texts* are texts of {result['key_bytes']} bytes, read as `tables:`; *keys of integers* are int64, read in the same way. "
-        "*Ids* are the same integers, read as `edges:`, which numbers and looks up nothing. The ratios divide the seconds and the CPU seconds by those of *ids*."
+        f"vertices as edges. *Keys of texts* are texts of {result['key_bytes']} bytes, read as `tables:`. *Keys of integers* are int64, read in the same way. "
+        "*Ids* are the same integers, read as `edges:`, which looks up nothing. The ratios divide seconds and CPU seconds by those of *ids*."
     )
     return joined(
         title, table(["graph, step", "raw MB", "s · CPU s", "peak MB", "above start", "ratio"], lines), source(result)
