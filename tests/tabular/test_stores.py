@@ -106,7 +106,7 @@ def test_a_conversion_whose_connection_breaks_goes_on_and_repeats_no_finished_st
 
 
 def test_permission_that_is_taken_away_is_an_error_with_the_file(store):
-    table = store.table("shop/orders/*.parquet")
+    table = table_of(store, "shop/orders/*.parquet")
     store.proxy.forbids = "part-1"
     with pytest.raises(PermissionError, match=r"nodes.t: no permission to read s3://shop/orders/part-1.parquet"):
         keys_of(table)
