@@ -27,6 +27,7 @@ from keyed_tables import (  # noqa: E402
 
 from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges, join_edges, missing_keys  # noqa: E402
 from salientpp.datasets.tabular.numbering import NumberedVertices  # noqa: E402
+from salientpp.datasets.tabular.resolving import Indexes  # noqa: E402
 
 
 def joined(table: pa.Table, ends: tuple, vertices: tuple, folder: Path, working: int = 2**30, **options) -> JoinedEdges:
@@ -160,6 +161,28 @@ def test_memory_stays_within_the_bytes_given(tmp_path):
         tracemalloc.stop()
         pa.set_memory_pool(before)
     assert 0 < pool.max_memory() + arrays < working
+
+
+def test_memory_of_loaded_keys_goes_back_to_the_system(tmp_path):
+    count = 200_000  # 33 MB of keys
+    keys = pa.array([f"{number:0150d}" for number in range(count)])
+    vertices = number_all(MemoryTable(pa.table({"id": keys, "x": np.arange(count)})), tmp_path, 2**27)
+    del keys
+    pa.default_memory_pool().release_unused()
+    before = resident_bytes()
+    indexes = Indexes([vertices], 2**30)
+    indexes.of(vertices, 0, count)
+    loaded = resident_bytes()
+    assert not list(indexes.while_reading([]))
+    freed, size = resident_bytes(), vertices.keys.path.stat().st_size
+    print(f"{size:,} bytes of keys: {loaded - before:,} more with an index, {freed - before:,} more after it")
+    assert loaded - before < 1.5 * size, "the file's batches are freed once they are joined"
+    assert freed - before < 0.5 * size
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def number_all(table: MemoryTable, folder: Path, working: int) -> NumberedVertices:

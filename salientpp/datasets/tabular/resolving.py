@@ -52,12 +52,21 @@ class Indexes:
         path = vertices.keys.path
         if path not in self._made:
             self._made[path] = _index(vertices, 0, vertices.num_vertices)
+            _return_memory()
         return self._made[path]
 
     def while_reading(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the batches, then frees the indexes."""
         yield from batches
         self._made.clear()
+        _return_memory()
+
+
+def _return_memory() -> None:
+    # pyarrow keeps freed memory for later arrays. Keys were in memory twice while they were loaded, and numpy's arrays come next.
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 def _index(vertices: NumberedVertices, begin: int, end: int) -> KeyIndex:
