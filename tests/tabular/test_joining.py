@@ -135,7 +135,8 @@ def test_a_hub_needs_no_more_memory_than_other_vertices(tmp_path):
     )
 
 
-def test_memory_stays_within_the_bytes_given(tmp_path):
+@pytest.mark.parametrize("columns", [[], ["w"]])
+def test_memory_stays_within_the_bytes_given(tmp_path, columns):
     import tracemalloc
 
     rng = np.random.default_rng(0)
@@ -154,13 +155,15 @@ def test_memory_stays_within_the_bytes_given(tmp_path):
         nodes = MemoryTable(pa.table({"id": names, "x": np.arange(100_000)}), 4096)
         vertices = number_all(nodes, tmp_path / "n", working)
         join_edges(
-            table, ["a"], ["b"], ["w"], vertices, vertices, tmp_path / "e", working, what="edges.e", reverse=True
+            table, ["a"], ["b"], columns, vertices, vertices, tmp_path / "e", working, what="edges.e", reverse=True
         )
         arrays = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(before)
-    assert 0 < pool.max_memory() + arrays < working
+    print(f"{pool.max_memory():,} + {arrays:,} bytes of {working:,}")
+    # Without columns, the two peaks are in different passes.
+    assert 0 < pool.max_memory() + arrays < working * (1 if columns else 1.1)
 
 
 def test_memory_of_loaded_keys_goes_back_to_the_system(tmp_path):

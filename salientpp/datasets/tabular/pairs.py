@@ -49,6 +49,7 @@ def sorted_pairs(
     num_buckets = max(1, at_once // _WORDS_OF_A_BUCKET)
     runs = spread(words, scratch / "pairs.runs", 0, max(1, num_targets) << SOURCE_BITS, num_buckets, 0, to_disk=False)
     for word in in_order(runs, max(1, working // SORT_BYTES), "source", scratch):
-        ends = word & np.uint64(MOST_VERTICES - 1), word >> np.uint64(SOURCE_BITS)
-        yield pa.RecordBatch.from_arrays([pa.array(end.view(np.int64)) for end in ends], schema=schema)
+        source = word & np.uint64(MOST_VERTICES - 1)
+        word >>= np.uint64(SOURCE_BITS)  # in place, since arrays of a batch take much of the memory
+        yield pa.RecordBatch.from_arrays([pa.array(end.view(np.int64)) for end in (source, word)], schema=schema)
     runs.path.unlink()
