@@ -80,6 +80,7 @@ KINDS = {
     "text": Kind(_TEXTS, [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]),
     "bytes": Kind([text.encode() for text in _TEXTS], [pa.binary(), pa.large_binary()]),
     "uuid": Kind([uuid.UUID(int=number**20).bytes for number in range(9)], [pa.binary(16)]),
+    "nothing": Kind([b""], [pa.binary(0)]),
     "decimal": Kind(
         [decimal.Decimal(number) / 4 for number in range(-4, 6)], [pa.decimal128(9, 2), pa.decimal128(30, 7)]
     ),

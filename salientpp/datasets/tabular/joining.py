@@ -160,8 +160,9 @@ def missing_keys(
 
     reading = _Reading(table, (end,), (), working, what, must_have=tuple(other))
     with scratch_folder(work) as scratch:
-        looked_up = end.resolving(Indexes([vertices], working), scratch, working, write)
-        for _ in looked_up.resolve(reading.batches(NullKeys(key)), reading.schema):
+        indexes = Indexes([vertices], working)
+        looked_up = end.resolving(indexes, scratch, working, write)
+        for _ in indexes.while_reading(looked_up.resolve(reading.batches(NullKeys(key)), reading.schema)):
             pass
     unlike = end.unlike.dropped()
     if unlike.count:
