@@ -269,6 +269,19 @@ def without_odd_nan(column: pa.Array) -> pa.Array:
 
 
 @contextlib.contextmanager
+def plain_memory() -> Iterator[None]:
+    """Context in which Arrow's arrays come from the C library's allocator. That of pyarrow keeps more freed memory, and not the same amount in each run."""
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+
+
+@contextlib.contextmanager
 def scratch_folder(work: Path) -> Iterator[Path]:
     """Makes an empty folder in ``work`` for a ``with`` block, and removes it with its files at the end. A folder that a killed run left is emptied.
 

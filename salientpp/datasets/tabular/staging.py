@@ -26,7 +26,7 @@ from salientpp.datasets.tabular.encodings import warn_of_split
 from salientpp.datasets.tabular.joining import JoinedEdges, join_edges, missing_keys
 from salientpp.datasets.tabular.keyed import key_types
 from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
-from salientpp.datasets.tabular.rows import RowFile
+from salientpp.datasets.tabular.rows import RowFile, plain_memory
 from salientpp.datasets.tabular.source import StagedGraph, describe_source, examine_table, staged_columns, unit_of
 from salientpp.datasets.tabular.steps import Steps, working_folder
 from salientpp.processes import lazy
@@ -79,7 +79,7 @@ def staged_tables(
         OSError: a table cannot be read.
     """
     work = staged_beside(root)
-    with working_folder(work, root) as spool:
+    with plain_memory(), working_folder(work, root) as spool:
         yield open_tables(graph, work, spool, budget, progress, encoding)
 
 
