@@ -27,7 +27,7 @@ from drawing.svg import Picture  # noqa: E402
 
 EXAMPLES = ROOT / "examples"
 RECORD = ROOT / "benchmarks" / "results" / "examples.json"
-PROGRAMS = {"python": [], "salientpp": ["-m", "salientpp.cli"], "torchrun": ["-m", "torch.distributed.run"]}
+PROGRAMS = {"python": [], "salientpp": ["-m", "salientpp"], "torchrun": ["-m", "torch.distributed.run"]}
 
 _ACCURACY, _AUC, _FETCHED = r"accuracy ([\d.]+)", r": ([\d.]+)$", r"([\d,]+) (?:of|rows)"
 #: What the picture of an example shows, and where the output has it: the number of the run and a pattern, by the name of the bars.

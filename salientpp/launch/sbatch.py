@@ -220,7 +220,7 @@ def script(batch: Batch, made_by: str) -> str:
 
 def _chain(batch: Batch, first: Partitioning) -> list[str]:
     arguments = shlex.join([first.dataset, first.root, "--parts", str(batch.parts), *first.options])
-    command = f"{shlex.quote(batch.python)} -m salientpp.cli partition {arguments}"
+    command = f"{shlex.quote(batch.python)} -m salientpp partition {arguments}"
     queue = first.partition or batch.partition
     options = [
         f"--job-name={batch.job_name}-partition",

@@ -46,7 +46,7 @@ class Storage:
     def lines(self) -> Iterator[str]:
         """Yields the lines that start the storage and wait for it. They need the shell variable ``python``."""
         srun = f"srun --het-group=1 --ntasks={self.hosts} --ntasks-per-node=1 --cpus-per-task={self.cpus}"
-        serve = " ".join(shlex.quote(word) for word in ("-m", "salientpp.cli", "serve", self.root, *self.options))
+        serve = " ".join(shlex.quote(word) for word in ("-m", "salientpp", "serve", self.root, *self.options))
         yield from [
             "",
             "# The second component of this job stores. Only processes with this job's secret can read from it.",
@@ -71,7 +71,7 @@ class Storage:
             "trap stop_storage EXIT",
             "for host in $SALIENTPP_HOSTS; do",
             "    tries=0",
-            """    until words=$("$python" -m salientpp.cli serve --status "$host" 2>&1); do""",
+            """    until words=$("$python" -m salientpp serve --status "$host" 2>&1); do""",
             '        if ! kill -0 "$storage" 2> /dev/null; then',
             '            echo "the storage ended before training began; see its lines above" >&2',
             "            exit 1",

@@ -71,7 +71,7 @@ def _ranks(*arguments: list[object]) -> list[tuple[int, str, str]]:
             "COLUMNS": "300",
             **{name: str(value) for name, value in {**places, **meeting}.items()},
         }
-        command = [python(), "-m", "salientpp.cli", "calibrate", *map(str, words)]
+        command = [python(), "-m", "salientpp", "calibrate", *map(str, words)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         ranks.append(subprocess.Popen(command, env=environ, text=True, **pipes))
     try:

@@ -807,7 +807,7 @@ def test_files_are_written_if_the_table_cannot_be_printed(capsys, monkeypatch, t
 def test_help_on_a_full_stdout_is_one_line_and_exit_code_2(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "salientpp.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, "-m", "salientpp", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
     assert (
         done.returncode == 2

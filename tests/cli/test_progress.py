@@ -21,7 +21,7 @@ def on_a_terminal(*words: str, folder) -> str:
     """Runs the command with stderr on a pseudo-terminal of 100 columns, and returns what appears there, without its colours."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    command = [python(), "-m", "salientpp.cli", *words]
+    command = [python(), "-m", "salientpp", *words]
     received: list[bytes] = []
 
     def receive() -> None:

@@ -617,7 +617,7 @@ def test_a_chain_skips_partitioning_if_the_directory_exists(tmp_path):
     first, training = run_script(tmp_path, replace(BATCH, first=FIRST))["sbatch"]
     assert {"--parsable", "--partition=cpu", "--time=30", "--cpus-per-task=4"} <= set(first)
     assert first[-1].endswith(
-        "-m salientpp.cli partition synthetic:num_vertices=100 'my parts' --parts 8 --num-neighbors 5,3"
+        "-m salientpp partition synthetic:num_vertices=100 'my parts' --parts 8 --num-neighbors 5,3"
     )
     assert training == ["--dependency=afterok:7", "--kill-on-invalid-dep=yes", "job.sh"]
     (tmp_path / "sbatch.calls").unlink()

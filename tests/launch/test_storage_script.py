@@ -30,7 +30,7 @@ COMMANDS = {
 printf '%s\\0' "$@" "" >> calls
 case "$*" in
     *free_address*) printf '1 10.0.0.2:5001\\n0 10.0.0.1:5000\\n' ;;
-    *"cli serve"*) if [[ $STORAGE == fails ]]; then exit 1; fi; touch serving; until [[ -e cancelled ]]; do sleep 0.05; done; touch ended ;;
+    *"salientpp serve"*) if [[ $STORAGE == fails ]]; then exit 1; fi; touch serving; until [[ -e cancelled ]]; do sleep 0.05; done; touch ended ;;
     *) printf '%s\\n' "$SALIENTPP_STORAGE" "$SALIENTPP_HOSTS" "$SALIENTPP_TOKEN" > environment; exit "$TRAINING" ;;
 esac
 """,
@@ -91,7 +91,7 @@ def test_ranks_get_address_and_secret_and_the_storage_ends_with_them(
     assert run_script(tmp_path, replace(BATCH, launcher=launcher), training=status) == status
     asked, served, trained = calls_of(tmp_path)
     assert asked[:3] == served[:3] == ["--het-group=1", "--ntasks=2", "--ntasks-per-node=1"]
-    assert served[-6:] == ["-m", "salientpp.cli", "serve", "my parts", "--copy-to", "/scratch/a b"]
+    assert served[-6:] == ["-m", "salientpp", "serve", "my parts", "--copy-to", "/scratch/a b"]
     assert trained[:2] == ["--het-group=0", f"--ntasks={4 if launcher == 'srun' else 2}"]
     assert trained[-len(COMMAND) :] == COMMAND
     address, hosts, token = (tmp_path / "environment").read_text().splitlines()

@@ -58,7 +58,7 @@ servers: list[subprocess.Popen[str]] = []
 def start_server(words: list[str]) -> None:
     """Starts a server that runs until the end of its page, and waits until it is ready."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [python(), "-m", "salientpp.cli", *words]
+    command = [python(), "-m", "salientpp", *words]
     servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
     assert servers[-1].stdout is not None and servers[-1].stdout.readline(), shlex.join(words)
 

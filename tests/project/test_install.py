@@ -90,7 +90,7 @@ def test_a_library_that_is_too_old_is_named_with_both_versions(tmp_path, name, v
     done = run("-c", "import salientpp; salientpp.NeighborLoader", path=tmp_path)
     least = ".".join(map(str, versions.NEEDED[name]))
     assert f"ImportError: salientpp needs {name} >= {least}, got {version}: pip install --upgrade {name}" in done.stderr
-    command = run("-m", "salientpp.cli", "info", tmp_path, path=tmp_path)
+    command = run("-m", "salientpp", "info", tmp_path, path=tmp_path)
     assert command.returncode == 2 and command.stderr.startswith(f"salientpp info: salientpp needs {name} >= {least}")
 
 

@@ -26,7 +26,7 @@ def token(monkeypatch):
 def served(*words: object) -> Iterator[tuple[subprocess.Popen, str, str]]:
     """Runs the command in a process. Gives the process, the address and the line on stdout."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "salientpp.cli", "serve", *map(str, words)],
+        [sys.executable, "-m", "salientpp", "serve", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

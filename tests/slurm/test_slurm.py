@@ -118,7 +118,7 @@ def test_full_graph_training_equals_one_process(slurm, datasets, folder, capsys)
 
 
 def test_each_host_copies_its_own_parts(slurm, datasets, folder):
-    command = f'{sys.executable} -m salientpp.cli copy-to-disk {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
+    command = f'{sys.executable} -m salientpp copy-to-disk {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
     out = slurm.run(
         "srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT
     )

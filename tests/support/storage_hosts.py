@@ -56,7 +56,7 @@ class Hosts:
         self._await(index)
 
     def _begin(self, index: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "salientpp.cli", "serve", str(self.root), "--listen", self.addresses[index]]
+        command = [sys.executable, "-m", "salientpp", "serve", str(self.root), "--listen", self.addresses[index]]
         with self.logs[index].open("a") as stderr:
             return subprocess.Popen(
                 [*command, "--hosts", *self.addresses, *self.options],

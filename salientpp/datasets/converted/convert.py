@@ -119,20 +119,33 @@ def convert(
             budget = Budget.of(memory)
             opened = stack.enter_context(opened_tables(graph, root, budget, report, encoding, progress))
         else:
-            for name, value in (("report", report), ("encode_as", encode_as)):
-                if value is not None:
-                    shown = without_passwords(repr(source))
-                    raise ValueError(
-                        f"{name} is only for tables with keys ({TABLES}FILE.toml), got {shown}; leave it out"
-                    )
-            if names_addresses(source):
-                _check_result(root, overwrite)
-            finder = stack.enter_context(finder_for(source, root, progress))
-            opened = replace(open_source(source, Path(data), undirected, finder), versions=finder.versions)
+            of_tables = {"report": report, "encode_as": encode_as}
+            opened = stack.enter_context(_opened(source, root, Path(data), undirected, overwrite, of_tables, progress))
             digest = None
             budget = Budget.of(memory)
         options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite), digest)
         return write_converted(opened, root, budget, options, overwrite=overwrite, progress=progress)
+
+
+@contextlib.contextmanager
+def _opened(
+    source: str,
+    root: Path,
+    data: Path,
+    undirected: bool | None,
+    overwrite: bool,
+    of_tables: Mapping[str, object],
+    progress: Progress,
+) -> Iterator[Source]:
+    """Opens a source without keys. ``of_tables`` are arguments that only tables with keys have."""
+    for name, value in of_tables.items():
+        if value is not None:
+            shown = without_passwords(repr(source))
+            raise ValueError(f"{name} is only for tables with keys ({TABLES}FILE.toml), got {shown}; leave it out")
+    if names_addresses(source):
+        _check_result(root, overwrite)
+    with finder_for(source, root, progress) as finder:
+        yield replace(open_source(source, data, undirected, finder), versions=finder.versions)
 
 
 def _check_result(root: Path, overwrite: bool) -> None:

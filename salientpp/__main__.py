@@ -1,4 +1,4 @@
-"""Runs ``python -m salientpp.cli``."""
+"""Runs ``python -m salientpp``."""
 
 import sys
 
