@@ -25,6 +25,7 @@ from keyed_tables import (  # noqa: E402
     weak_hashes,
 )
 
+from salientpp.datasets.tabular import joining  # noqa: E402
 from salientpp.datasets.tabular.joining import JoinedEdges, SortedEdges, join_edges, missing_keys  # noqa: E402
 from salientpp.datasets.tabular.numbering import NumberedVertices  # noqa: E402
 from salientpp.datasets.tabular.resolving import Indexes  # noqa: E402
@@ -164,6 +165,16 @@ def test_memory_stays_within_the_bytes_given(tmp_path, columns):
     print(f"{pool.max_memory():,} + {arrays:,} bytes of {working:,}")
     # Without columns, the two peaks are in different passes.
     assert 0 < pool.max_memory() + arrays < working * (1 if columns else 1.1)
+
+
+def test_ids_that_do_not_fit_into_half_a_word_are_sorted_as_rows(tmp_path, monkeypatch):
+    vertices, rng = people(tmp_path, 20), np.random.default_rng(0)
+    table = pa.table({name: [f"person {number}" for number in rng.integers(0, 20, 300)] for name in "ab"})
+    ends = ((["a"], ["b"]), (vertices, vertices))
+    expected = contents(joined(table, *ends, tmp_path), 0)
+    monkeypatch.setattr(joining, "sorted_pairs", None)
+    monkeypatch.setattr(joining, "MOST_VERTICES", 19)
+    assert contents(joined(table, *ends, tmp_path, 20_000), 0) == expected
 
 
 def test_memory_of_loaded_keys_goes_back_to_the_system(tmp_path):
