@@ -2,7 +2,7 @@
 
     python benchmarks/bench_tables.py [--edges 10000000 30000000 100000000] [--memory 2GB] [--folder DIR]
 
-For each size, a process writes Parquet files: a table of vertices with a key and a number, and ten tables of edges in random order. A graph has a tenth
+For each size, a process writes Parquet files: a table of vertices with their keys, and ten tables of edges in random order. A graph has a tenth
 as many vertices as edges; sources are even and targets are skewed. Keys are texts of 16 bytes in the first form, and int64 ids from 0 in the second.
 Then one process each converts the texts (``tables:``), the ids as keys (``tables:``) and the ids as ids (``edges:``). Time is wall-clock and CPU time of
 ``convert``, without imports. Memory is the largest resident set (VmHWM), in total and above the memory before the call.
@@ -43,6 +43,8 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(arguments.one, Path(arguments.folder), arguments.edges[0], arguments.memory)))
         return
+    if any(edges % (DEGREE * FILES) for edges in arguments.edges):
+        parser.error(f"--edges must be multiples of {DEGREE * FILES}")
     rows = []
     for edges in arguments.edges:
         folder = Path(tempfile.mkdtemp(prefix="salientpp-tables-", dir=arguments.folder))
@@ -75,7 +77,7 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
         write_raw(folder, edges)
         return {}
     form = "texts" if step == "keys of texts" else "integers"
-    nodes = {"node": {"table": f"{folder / form}/nodes.parquet", "key": "key", "x": ["number"]}}
+    nodes = {"node": {"table": f"{folder / form}/nodes.parquet", "key": "key"}}
     link = {"table": f"{folder / form}/edges-*.parquet", "source": "source", "target": "target", "reverse": False}
     described = {"nodes": nodes, "edges": {"node,to,node": link}}
     plain = f"edges:{folder / form}/edges-*.parquet,source=source,target=target,num_vertices={edges // DEGREE}"
@@ -101,12 +103,11 @@ def write_raw(folder: Path, edges: int) -> None:
     """Writes the tables in both forms."""
     num_vertices, rng = edges // DEGREE, np.random.default_rng(0)
     keys = texts(num_vertices)
-    number = pa.array(rng.standard_normal(num_vertices, np.float32))
     order = rng.permutation(num_vertices)
     for form in FORMS:
         (folder / form).mkdir()
     for form, key in zip(FORMS, (as_texts(keys), pa.array(np.arange(num_vertices)))):
-        pq.write_table(pa.table({"key": key.take(pa.array(order)), "number": number}), folder / form / "nodes.parquet")
+        pq.write_table(pa.table({"key": key.take(pa.array(order))}), folder / form / "nodes.parquet")
     for file in range(FILES):
         source = rng.integers(0, num_vertices, edges // FILES)
         target = (num_vertices * rng.random(edges // FILES) ** 3).astype(np.int64)
