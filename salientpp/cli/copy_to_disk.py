@@ -41,14 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.addresses import is_remote, without_password
     from salientpp.cli.progress import shown_progress
     from salientpp.ranks.placement import parts_of
+    from salientpp.store.directory.copy_source import copy_source_of
     from salientpp.store.directory.local_copy import copy_to_disk
-    from salientpp.store.directory.origins import origin_of
 
     root, parts, files = arguments.root, arguments.part, files_of(arguments, "json")
     if is_remote(arguments.to):
         return _upload(arguments)
     if parts is None:
-        launch, num_parts = detect(), origin_of(root).manifest()[0]["num_parts"]
+        launch, num_parts = detect(), copy_source_of(root).manifest()[0]["num_parts"]
         if launch.launcher == "none" and num_parts > 1:
             raise ValueError(
                 f"{without_password(root)} has {num_parts} parts, and this process is not a rank of a job, so the part to copy is unknown; "

@@ -17,7 +17,7 @@ from table_packages import package
 
 import salientpp
 from salientpp import NeighborLoader, Progress, cli, copy_to_disk, upload
-from salientpp.store.directory import origins
+from salientpp.store.directory import copy_source
 from salientpp.store.directory import upload as uploading
 from salientpp.store.directory.files import DatasetError
 
@@ -80,7 +80,7 @@ def test_a_directory_is_the_same_after_a_copy_to_an_address_and_back(dataset_dir
     steps = Steps()
     address = upload(dataset_dir, folder, progress=steps)
     assert steps.copied == names_in(dataset_dir / "manifest.json")
-    there = origins.RemoteDirectory(address)
+    there = copy_source.RemoteDirectory(address)
     assert sorted(there.sizes()) == sorted(files_of(dataset_dir)), "no other file is left there"
     copy = copy_to_disk(address, tmp_path / "disk", parts=range(NUM_PARTS))
     assert copy == tmp_path / "disk" / "parts"
@@ -196,7 +196,7 @@ def test_an_upload_copies_only_what_is_missing_or_different(dataset_dir, bucket)
 
 
 def test_a_broken_connection_is_an_error_and_the_next_copy_goes_on(dataset_dir, bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(origins, "PIECE", 1000)
+    monkeypatch.setattr(copy_source, "PIECE", 1000)
     address = upload(dataset_dir, bucket.at("shop/graphs"))
     name = "part-00000/node_x.npy"
     bucket.proxy.breaks = name
@@ -218,8 +218,8 @@ def test_a_broken_connection_is_an_error_and_the_next_copy_goes_on(dataset_dir, 
 @pytest.mark.parametrize("kept", ["the first bytes", "other bytes"])
 def test_a_file_goes_on_where_its_copy_was_stopped(dataset_dir, folder, tmp_path, monkeypatch, kept):
     address = upload(dataset_dir, folder)
-    monkeypatch.setattr(origins, "PIECE", 100)
-    whole, read = origins.RemoteDirectory.read, []
+    monkeypatch.setattr(copy_source, "PIECE", 100)
+    whole, read = copy_source.RemoteDirectory.read, []
 
     def stopped(self, name, target, begin):
         class Target:
@@ -230,7 +230,7 @@ def test_a_file_goes_on_where_its_copy_was_stopped(dataset_dir, folder, tmp_path
         read.append((name, begin))
         whole(self, name, target if begin or len(read) > 1 else Target(), begin)
 
-    monkeypatch.setattr(origins.RemoteDirectory, "read", stopped)
+    monkeypatch.setattr(copy_source.RemoteDirectory, "read", stopped)
     with pytest.raises(KeyboardInterrupt):
         copy_to_disk(address, tmp_path, parts=[0])
     name = read[0][0]
@@ -251,7 +251,7 @@ def test_nothing_is_written_where_other_files_are(dataset_dir, folder, tmp_path)
     other = partitioned(1, tmp_path / "other" / "parts")
     with pytest.raises(DatasetError, match="graphs/parts has other contents"):
         upload(other, folder)
-    there = origins.RemoteDirectory(address)
+    there = copy_source.RemoteDirectory(address)
     there.system.delete_file(there.path_of("manifest.json"))
     with pytest.raises(
         DatasetError, match=r"graphs/parts has indices\.npy and is no copy .*, so nothing is written there"

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from salientpp.ranks.members import group_rank
+from salientpp.store.directory.copy_source import RemoteDirectory
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.directory.manifest import fingerprint
-from salientpp.store.directory.origins import RemoteDirectory
 
 
 def copy_of_address(

@@ -25,11 +25,11 @@ from salientpp.files import where_to_write
 from salientpp.progress import Progress
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement, parts_of
+from salientpp.store.directory.copy_source import CopySource, copy_source_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
-from salientpp.store.directory.origins import Origin, origin_of
 from salientpp.store.directory.owned import hidden_name, others_in
 from salientpp.store.directory.roles import checked_storage_ranks
 from salientpp.suggestions import suggest_arguments
@@ -77,29 +77,29 @@ def copy_to_disk(
         raise ValueError(
             f"to must be a directory of this host, got {without_password(str(to))}; salientpp.upload copies a directory to an address"
         )
-    origin, to = origin_of(root), local_path(to)
-    manifest, text = origin.manifest()
-    wanted = _wanted(origin.name, parts, manifest["num_parts"], process_group, storage_ranks)
-    copy = to / origin.last
+    source, to = copy_source_of(root), local_path(to)
+    manifest, text = source.manifest()
+    wanted = _wanted(source.name, parts, manifest["num_parts"], process_group, storage_ranks)
+    copy = to / source.last
     if not is_remote(root) and copy.resolve() == local_path(root).resolve():
-        raise ValueError(f"{origin.name} cannot be copied onto itself; choose another directory than {to}")
+        raise ValueError(f"{source.name} cannot be copied onto itself; choose another directory than {to}")
     try:
         to.mkdir(parents=True, exist_ok=True)
         with _lock(to / hidden_name(copy.name, "lock")):
             is_complete = _prepare(copy, manifest)
             have = parts_there(copy)
             full = verify == "full" or not is_complete
-            _copy_files(origin, copy, manifest, wanted, full, progress or Progress())
+            _copy_files(source, copy, manifest, wanted, full, progress or Progress())
             if have is not None and not wanted <= have:
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
-            if _manifest_of(copy) != manifest:  # also if only the origin differs
+            if _manifest_of(copy) != manifest:  # also if only the tables differ from which the graph was made
                 _write(copy / MANIFEST, text)
     except OSError as error:
         if error.errno is None:  # of the file system of an address, which it names
             raise
         raise type(error)(
             error.errno,
-            f"{origin.name} cannot be copied to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
+            f"{source.name} cannot be copied to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
         ) from None
     return copy
 
@@ -207,7 +207,7 @@ def _is_whole(copy: Path, name: str, entry: dict[str, Any], full: bool) -> bool:
 
 
 def _copy_files(
-    origin: Origin, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
+    source: CopySource, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
 ) -> None:
     """Copies the files of these parts, except those that ``copy`` already has with the right contents."""
     folders = {"", *(part_folder(part) for part in parts)}
@@ -220,7 +220,7 @@ def _copy_files(
     free = shutil.disk_usage(copy).free
     if need > free:
         raise DatasetError(
-            f"{copy} needs {need / 1e6:,.1f} MB more, but its disk has only {free / 1e6:,.1f} MB left; copy elsewhere, or {origin.advice}"
+            f"{copy} needs {need / 1e6:,.1f} MB more, but its disk has only {free / 1e6:,.1f} MB left; copy elsewhere, or {source.advice}"
         )
     for name, entry in files.items():
         progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB")
@@ -230,22 +230,22 @@ def _copy_files(
             raise DatasetError(
                 f"{folder} is a symbolic link, and files are never written through a link; remove it, or copy elsewhere"
             )
-        _copy_file(origin, copy, name, entry)
+        _copy_file(source, copy, name, entry)
 
 
-def _copy_file(origin: Origin, copy: Path, name: str, entry: dict[str, Any]) -> None:
+def _copy_file(source: CopySource, copy: Path, name: str, entry: dict[str, Any]) -> None:
     """Copies a file. The bytes that an interrupted copy left are kept, if the whole file then matches the manifest."""
     temporary = f"{name}{_TEMPORARY}"
     with _opened(copy / temporary, entry["bytes"]) as file:
         begun = file.tell()
-        origin.read(name, file, begun)
+        source.read(name, file, begun)
     if begun and not _is_whole(copy, temporary, entry, full=True):
         with _open_new(copy / temporary) as file:
-            origin.read(name, file, 0)
+            source.read(name, file, 0)
     try:
         verify_file(copy, temporary, entry, full=True)
     except DatasetError:
-        origin.check(name, entry)  # raises if the origin itself is damaged
+        source.check(name, entry)  # raises if the source itself is damaged
         raise
     (copy / temporary).rename(copy / name)
 

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 from salientpp.addresses import PIECE, in_words, is_remote, local_path, without_password
 from salientpp.progress import Progress
+from salientpp.store.directory.copy_source import WHAT, RemoteDirectory
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.kinds import MANIFEST
 from salientpp.store.directory.manifest import fingerprint, parts_there, read_manifest
-from salientpp.store.directory.origins import WHAT, RemoteDirectory
 from salientpp.suggestions import suggest_arguments
 
 #: File at the address while files are copied there: the fingerprint of the manifest.

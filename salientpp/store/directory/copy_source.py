@@ -18,7 +18,7 @@ from salientpp.store.directory.manifest import parse_manifest, read_manifest
 WHAT = "dataset directory"
 
 
-class Origin(ABC):
+class CopySource(ABC):
     """A dataset directory to copy.
 
     Attributes:
@@ -44,7 +44,7 @@ class Origin(ABC):
         """Reads a whole file. Raises DatasetError if it does not match its entry of the manifest."""
 
 
-class LocalOrigin(Origin):
+class LocalDirectory(CopySource):
     """A directory of this host."""
 
     def __init__(self, root: Path) -> None:
@@ -67,7 +67,7 @@ class LocalOrigin(Origin):
         verify_file(self.root, name, entry, full=True)
 
 
-class RemoteDirectory(Origin):
+class RemoteDirectory(CopySource):
     """A directory at an address that pyarrow or fsspec reaches.
 
     Raises:
@@ -143,6 +143,6 @@ class RemoteDirectory(Origin):
             )
 
 
-def origin_of(root: str | os.PathLike[str]) -> Origin:
+def copy_source_of(root: str | os.PathLike[str]) -> CopySource:
     """Returns the directory at a path or an address. Nothing is read yet."""
-    return RemoteDirectory(str(root)) if is_remote(root) else LocalOrigin(local_path(root))
+    return RemoteDirectory(str(root)) if is_remote(root) else LocalDirectory(local_path(root))
