@@ -20,6 +20,7 @@ from salientpp import NeighborLoader, Progress, cli, copy_to_disk, upload
 from salientpp.store.directory import copy_source
 from salientpp.store.directory import upload as uploading
 from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.manifest import manifest_checksum
 
 package("pyarrow")
 fsspec = package("fsspec")
@@ -112,6 +113,65 @@ def test_a_directory_that_was_written_again_gets_a_new_copy(dataset_dir, tmp_pat
         salientpp.load(old.root, part_id=0, verify="full").original_id(torch.arange(3)),
         old.original_id(torch.arange(3)),
     )
+
+
+def _rewritten(root: Path, copy: Path) -> Path:
+    """Returns a directory of the same contents with another manifest: its batch size is 9."""
+    shutil.copytree(root, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["workload"]["batch_size"] = 9
+    del manifest["checksum"]
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "checksum": manifest_checksum(manifest)}))
+    return copy
+
+
+def test_another_manifest_of_equal_contents_is_copied_too(dataset_dir, folder, tmp_path):
+    old = salientpp.load(upload(dataset_dir, folder), part_id=0)
+    other = _rewritten(dataset_dir, tmp_path / "other" / "parts")
+    steps = Steps()
+    new = salientpp.load(upload(other, folder, progress=steps), part_id=0)
+    assert new.fingerprint == old.fingerprint and steps.copied == []
+    assert new.manifest["workload"]["batch_size"] == 9
+    assert salientpp.load(old.root, part_id=0).manifest["workload"]["batch_size"] == 8, "an open copy stays"
+
+
+def test_a_directory_that_is_replaced_while_it_is_copied_is_mixed_with_nothing(dataset_dir, tmp_path, monkeypatch):
+    files, other = fsspec.filesystem("memory"), partitioned(1, tmp_path / "other" / "parts")
+    address = upload(dataset_dir, "memory://replaced")
+    whole = copy_source.RemoteDirectory.manifest
+
+    def replaced(self):
+        found = whole(self)
+        monkeypatch.setattr(copy_source.RemoteDirectory, "manifest", whole)
+        files.rm("/replaced", recursive=True)
+        upload(other, "memory://replaced")
+        return found
+
+    monkeypatch.setattr(copy_source.RemoteDirectory, "manifest", replaced)
+    with pytest.raises(DatasetError, match="does not match .*; if another directory was copied there meanwhile, run"):
+        salientpp.load(address, part_id=0)
+    assert salientpp.load(address, part_id=0).fingerprint == salientpp.load(other, part_id=0).fingerprint
+    files.rm("/replaced", recursive=True)
+    upload(dataset_dir, "memory://replaced")
+    assert salientpp.load(address, part_id=0).fingerprint == salientpp.load(dataset_dir, part_id=0).fingerprint
+
+
+@pytest.mark.parametrize(
+    "removed", [["parts.json"], ["parts.json", "manifest.json"], ["manifest.json"], ["indices.npy"]]
+)
+def test_files_that_a_cleaner_of_temporary_files_removed_are_copied_again(dataset_dir, removed):
+    address = upload(dataset_dir, "memory://cleaned")
+    copy = salientpp.load(address, part_id=0).root
+    for name in removed:
+        (copy / name).unlink()
+    assert salientpp.load(address, part_id=0, verify="full").root == copy
+    assert salientpp.load(address, part_id=1, verify="full").root == copy
+
+
+def test_a_part_that_does_not_exist_is_refused_as_in_a_directory_of_this_host(dataset_dir):
+    for place in (dataset_dir, upload(dataset_dir, "memory://parts")):
+        with pytest.raises(ValueError, match=r"part_id must be in \[0, 2\), got 7"):
+            salientpp.load(place, part_id=7)
 
 
 def _load(rank, address, root, disk):

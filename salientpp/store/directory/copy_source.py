@@ -139,7 +139,8 @@ class RemoteDirectory(CopySource):
     def check(self, name: str, entry: Mapping[str, Any]) -> None:
         if not self.is_whole(name, entry, self.sizes().get(name), full=True):
             raise DatasetError(
-                f"{self.name}/{name} was altered: it does not match the manifest; copy the directory there again"
+                f"{self.name}/{name} was altered: it does not match the manifest; if another directory was copied there meanwhile, run the same command "
+                "again, else copy the directory there again"
             )
 
 

@@ -1,4 +1,4 @@
-"""Copies on this host of dataset directories at addresses. Each lies in a folder that is named after its contents, and stays for later jobs.
+"""Copies on this host of dataset directories at addresses. Each lies in a folder that is named after its manifest, and stays for later jobs.
 
 The copies of a user are in one folder below that of temporary files (``TMPDIR``), which no other user may write. A directory that was written again gets a
 new copy, so that a job that reads the old one is not disturbed.
@@ -9,39 +9,39 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
+from salientpp.progress import Progress
 from salientpp.ranks.members import group_rank
 from salientpp.store.directory.copy_source import RemoteDirectory
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.local_copy import copy_to_disk
-from salientpp.store.directory.manifest import fingerprint
+from salientpp.store.directory.local_copy import copy_parts, wanted_parts
+from salientpp.store.directory.manifest import check_part_id, manifest_checksum
 
 
 def copy_of_address(
     address: str, part_id: int | None, verify: str, process_group: dist.ProcessGroup | None, storage_ranks: int
 ) -> Path:
-    """Returns the path of this host's copy of the directory at an address. Files that it lacks are copied first; see :func:`copy_to_disk`.
+    """Returns the path of this host's copy of the directory at an address. Files that it lacks are copied first; see :func:`~salientpp.copy_to_disk`.
 
     The copy has the files that this rank reads. A process that is not a rank and names no part gets all parts.
     """
-    manifest, _ = RemoteDirectory(address).manifest()
+    source = RemoteDirectory(address)
+    manifest, text = source.manifest()
     num_parts = manifest["num_parts"]
-    parts: range | None = None
+    parts: Sequence[int] | None = None
     if part_id is not None:
-        parts = range(part_id, part_id + 1)
+        check_part_id(part_id, num_parts)
+        parts = [part_id]
     elif not storage_ranks and group_rank(process_group)[1] == 1:
         parts = range(num_parts)
-    return copy_to_disk(
-        address,
-        _own_folder() / fingerprint(manifest),
-        parts=parts,
-        verify=verify,
-        process_group=process_group,
-        storage_ranks=storage_ranks,
-    )
+    wanted = wanted_parts(source.name, parts, num_parts, process_group, storage_ranks)
+    # The manifest is not read again, because the folder is named after this one.
+    folder = _own_folder() / manifest_checksum(manifest)[:16]
+    return copy_parts(source, manifest, text, folder, wanted, verify, Progress(), is_kept=True)
 
 
 def _own_folder() -> Path:

@@ -21,7 +21,7 @@ from salientpp.store.directory.description import PARTS, EdgeType, part_folder, 
 from salientpp.store.directory.fetched import FetchedArrays
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.kept_copies import copy_of_address
-from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
+from salientpp.store.directory.manifest import check_is_there, check_part_id, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.roles import OpenedBy, checked_storage_ranks
 from salientpp.suggestions import suggest_arguments
@@ -72,8 +72,8 @@ def load(
     root = local_path(root)
     manifest = read_manifest(root)
     num_parts = manifest["num_parts"]
-    if part_id is not None and not 0 <= part_id < num_parts:
-        raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    if part_id is not None:
+        check_part_id(part_id, num_parts)
     opened_by = OpenedBy(checked_storage_ranks(storage_ranks, part_id, process_group))
     rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
     served: range | None

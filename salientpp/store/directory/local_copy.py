@@ -79,19 +79,39 @@ def copy_to_disk(
         )
     source, to = copy_source_of(root), local_path(to)
     manifest, text = source.manifest()
-    wanted = _wanted(source.name, parts, manifest["num_parts"], process_group, storage_ranks)
-    copy = to / source.last
-    if not is_remote(root) and copy.resolve() == local_path(root).resolve():
+    wanted = wanted_parts(source.name, parts, manifest["num_parts"], process_group, storage_ranks)
+    if not is_remote(root) and (to / source.last).resolve() == local_path(root).resolve():
         raise ValueError(f"{source.name} cannot be copied onto itself; choose another directory than {to}")
+    return copy_parts(source, manifest, text, to, wanted, verify, progress or Progress())
+
+
+def copy_parts(
+    source: CopySource,
+    manifest: dict[str, Any],
+    text: str,
+    to: Path,
+    parts: set[int],
+    verify: str,
+    progress: Progress,
+    is_kept: bool = False,
+) -> Path:
+    """Copies the files of these parts, as :func:`copy_to_disk` does.
+
+    Args:
+        manifest: what :meth:`CopySource.manifest` returned, with its ``text``.
+        is_kept: only :mod:`salientpp.store.directory.kept_copies` writes into ``to``. So all files there belong to the copy, also if a cleaner of
+            temporary files removed those by which another copy is known.
+    """
+    copy = to / source.last
     try:
         to.mkdir(parents=True, exist_ok=True)
         with _lock(to / hidden_name(copy.name, "lock")):
-            is_complete = _prepare(copy, manifest)
+            is_complete = _prepare(copy, manifest, is_kept)
             have = parts_there(copy)
             full = verify == "full" or not is_complete
-            _copy_files(source, copy, manifest, wanted, full, progress or Progress())
-            if have is not None and not wanted <= have:
-                _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
+            _copy_files(source, copy, manifest, parts, full, progress)
+            if have is not None and not parts <= have:
+                _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | parts)}) + "\n")
             if _manifest_of(copy) != manifest:  # also if only the tables differ from which the graph was made
                 _write(copy / MANIFEST, text)
     except OSError as error:
@@ -104,13 +124,14 @@ def copy_to_disk(
     return copy
 
 
-def _wanted(
+def wanted_parts(
     root: str,
     parts: Iterable[int] | None,
     num_parts: int,
     process_group: dist.ProcessGroup | None,
     storage_ranks: int = 0,
 ) -> set[int]:
+    """Returns the parts to copy; see :func:`copy_to_disk`."""
     if parts is None and (number := checked_storage_ranks(storage_ranks, None, process_group)):
         placement = Placement(*group_rank(), num_parts, num_storage_ranks=number)
         parts = placement.own_parts or placement.row_parts[placement.part_id]
@@ -154,17 +175,19 @@ def _lock(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _prepare(copy: Path, manifest: dict[str, Any]) -> bool:
+def _prepare(copy: Path, manifest: dict[str, Any], is_kept: bool) -> bool:
     """Prepares the directory ``copy`` for new files. Returns True for a complete copy of the same contents, and False for a new or an interrupted one."""
     if (copy / MANIFEST).exists() and (there := _manifest_of(copy)) is not None:
         if fingerprint(there) != fingerprint(manifest):
             raise DatasetError(
                 f"{copy} is a copy of other contents, perhaps from before the graph was partitioned again; delete it, or copy elsewhere"
             )
+        if is_kept and not (copy / PARTS_FILE).exists():
+            _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
         return True
     if copy.exists():
         found = set(os.listdir(copy))
-        if not _is_parts_file(copy / PARTS_FILE) and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:
+        if not is_kept and not _is_parts_file(copy / PARTS_FILE) and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:
             raise DatasetError(
                 f"{copy} exists and is not a copy of a dataset directory, so nothing is written there; copy elsewhere"
             )

@@ -330,6 +330,11 @@ def parts_there(root: Path) -> set[int] | None:
     return set(parts)
 
 
+def check_part_id(part_id: int, num_parts: int) -> None:
+    if not 0 <= part_id < num_parts:
+        raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+
+
 def check_is_there(root: Path, part_id: int) -> None:
     there = parts_there(root)
     if there is not None and part_id not in there:

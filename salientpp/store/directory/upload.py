@@ -99,13 +99,15 @@ def _mark_of(manifest: dict[str, Any]) -> str:
 def _begun(target: RemoteDirectory, manifest: dict[str, Any]) -> dict[str, int]:
     """Returns the bytes of the files that the address has of these contents. Raises DatasetError if it has other files, and marks a new directory."""
     sizes, ours = target.sizes(), _mark_of(manifest)
+    others = {name: size for name, size in sizes.items() if name != MANIFEST}
     there = _manifest_of(target) if MANIFEST in sizes else None
     if there is not None:
         if _mark_of(there) != ours:
             raise DatasetError(
                 f"{target.name} has other contents, perhaps from before the graph was partitioned again; remove them, or copy to another address"
             )
-        return sizes
+        # Of equal contents, the manifest may differ all the same, and with it the file that says from which tables the graph was made.
+        return sizes if there == manifest else others
     mark = target.text(_MARK)
     if mark is None and sizes:
         raise DatasetError(
@@ -116,7 +118,7 @@ def _begun(target: RemoteDirectory, manifest: dict[str, Any]) -> dict[str, int]:
             f"{target.name} is an incomplete copy of other contents; remove it, or copy to another address"
         )
     _write(target, _MARK, io.BytesIO(ours.encode()))
-    return {name: size for name, size in sizes.items() if name != MANIFEST}
+    return others
 
 
 def _manifest_of(target: RemoteDirectory) -> dict[str, Any] | None:
