@@ -130,8 +130,18 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
             raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
         meant = did_you_mean(scheme, known)
         raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
-    shown = "" if scheme in ("http", "https") else f"{scheme}://"
-    return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, shown)
+    if scheme not in ("http", "https"):
+        return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, f"{scheme}://")
+
+    class WebFiles(fs.FSSpecHandler):  # type: ignore[misc]
+        """Reads a stream in one request, because some web servers send files only from their beginning."""
+
+        def open_input_stream(self, path: str) -> Any:
+            from pyarrow import PythonFile
+
+            return PythonFile(self.fs.open(path, block_size=0), mode="r")
+
+    return Place(fs.PyFileSystem(WebFiles(system)), path, "")
 
 
 @contextlib.contextmanager
@@ -175,10 +185,8 @@ def copy_bytes(
         OSError: the file cannot be read; ``what`` and ``shown`` name it in the error, which has no number. Errors of ``target`` pass as they are.
     """
     with in_words(what, shown):
-        source = system.open_input_file(path)
+        source = _opened_at(system, path, begin)
     with source:
-        with in_words(what, shown):
-            source.seek(begin)
         while True:
             with in_words(what, shown):
                 piece = source.read(PIECE)
@@ -188,6 +196,25 @@ def copy_bytes(
             begin += len(piece)
             if reach is not None:
                 reach(begin)
+
+
+def _opened_at(system: Any, path: str, begin: int) -> Any:
+    """Opens a file, of which the bytes from number ``begin`` on are read in order."""
+    if begin:
+        source = system.open_input_file(path)
+        try:
+            source.seek(begin)
+            source.read(1)
+            source.seek(begin)
+            return source
+        except Exception:
+            source.close()
+            if "://" not in path:  # not of a web server, which may send files only from their beginning
+                raise
+    source = system.open_input_stream(path, compression=None)
+    while begin and (piece := source.read(min(begin, PIECE))):
+        begin -= len(piece)
+    return source
 
 
 def raise_in_words(what: str, address: str, error: BaseException, *, writes: bool = False) -> NoReturn:

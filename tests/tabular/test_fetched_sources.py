@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,6 +247,77 @@ def test_edges_of_a_web_server_are_converted(local, bucket, tmp_path):
     there = convert(f"edges:http://{bucket.proxy.address}/shop/g/e.txt.gz?token=secret", tmp_path / "there")
     assert arrays_of(there) == arrays_of(convert(f"edges:{local}/e.txt.gz", tmp_path / "here"))
     assert "secret" not in (there / "manifest.json").read_text()
+
+
+@contextlib.contextmanager
+def plain_server(files: dict[str, bytes], sent: dict[str, str]) -> Iterator[str]:
+    """Runs a web server that sends files only from their beginning, with the headers ``sent``. Yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            body = files[self.path]
+            for header in sent.items():
+                self.send_header(*header)
+            if "Transfer-Encoding" not in sent:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                with contextlib.suppress(ConnectionError):
+                    self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: Any) -> None:
+            """Prints nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Stopping(Progress):
+    """Raises KeyboardInterrupt when the first bytes of a file are fetched. Keeps what was reached."""
+
+    def __init__(self) -> None:
+        self.reached: list[int] = []
+
+    def reach(self, done: int) -> None:
+        self.reached.append(done)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("sent", [{"ETag": "one"}, {}], ids=["with a version", "without a version"])
+def test_a_web_server_without_ranges_sends_large_files_and_versions_are_not_mixed(tmp_path, sent):
+    package("aiohttp")
+    edges = np.random.default_rng(0).integers(0, N, (2, 1_200_000))  # more than PIECE, and than fsspec reads at once
+    np.save(tmp_path / "e.npy", edges)
+    np.save(tmp_path / "new.npy", edges[:, ::-1])
+    files = {"/e.npy": (tmp_path / "e.npy").read_bytes()}
+    with plain_server(files, sent) as address:
+        stopping = Stopping()
+        with pytest.raises(KeyboardInterrupt):
+            convert(f"edges:{address}/e.npy", tmp_path / "there", progress=stopping)
+        if not sent:
+            files["/e.npy"] = (tmp_path / "new.npy").read_bytes()
+        there = convert(f"edges:{address}/e.npy", tmp_path / "there")
+    here = convert(f"edges:{tmp_path}/{'e' if sent else 'new'}.npy", tmp_path / "here")
+    assert stopping.reached[0] < len(files["/e.npy"]) and arrays_of(there) == arrays_of(here)
+
+
+def test_a_web_server_that_tells_no_size_is_refused(tmp_path):
+    package("aiohttp")
+    with (
+        plain_server({"/e.npy": b""}, {"Transfer-Encoding": "chunked"}) as address,
+        pytest.raises(ValueError, match=r"does not tell the size of http://127.0.0.1:\d+/e.npy; download it, and name"),
+    ):
+        convert(f"edges:{address}/e.npy", tmp_path / "there")
 
 
 #: Converts a source of addresses, and copies a directory from one, with a limit on the size of files, and then without. A limit takes the place of a disk.

@@ -1,7 +1,7 @@
 """Fetches the files of a source that lie at addresses, such as ``s3://bucket/edges-*.npy``, for readers that map files or read them in any order.
 
 A file gets the name of its version: of its address, size, time and etag. So a stopped run goes on with the same bytes, and a file that has changed is fetched
-again. Links with the names of the addresses lead to the files, for the readers and for errors.
+again, as is a file of a web server that tells neither time nor etag. Links with the names of the addresses lead to the files, for the readers and for errors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from salientpp.datasets.converted.named_files import FILES, ON_THIS_HOST, Finder
 from salientpp.datasets.tabular.addresses import TableFile, find_files_below, find_table_files
 from salientpp.datasets.tabular.steps import DONE, working_folder
 from salientpp.progress import Progress
+from salientpp.store.directory.files import sha256_of
 from salientpp.store.directory.journal import says_what_to_do, to_disk
 from salientpp.store.directory.owned import hidden_name
 
@@ -70,6 +71,14 @@ class FetchingFinder(Finder):
     def _fetch(self, name: str, given: str, files: Sequence[TableFile]) -> list[Path]:
         """Fetches the files that the address ``given`` names, unless that is done. Returns links to them."""
         wanted = [(file, self._file_of(given, file)) for file in files]
+        for file, path in wanted:
+            if file.size is None:
+                raise ValueError(
+                    f"{name}: the web server does not tell the size of {file.address}; download it, and name the file"
+                )
+            if not _tells_version(file):  # files of a stopped run may be of another version
+                for old in path, _begun(path):
+                    old.unlink(missing_ok=True)
         need = sum(file.size - _bytes_of(path) - _bytes_of(_begun(path)) for file, path in wanted)
         with says_what_to_do(self._files):
             self._files.mkdir(parents=True, exist_ok=True)
@@ -86,7 +95,8 @@ class FetchingFinder(Finder):
                 self._fetch_file(name, file, path)
             links.append(self._link_of(name, file.address))
             self._link(name, links[-1], path)
-            self.versions.append((file.address, file.size, file.modified, file.etag))
+            etag = file.etag if _tells_version(file) else sha256_of(path)
+            self.versions.append((file.address, file.size, file.modified, etag))
         return links
 
     def _file_of(self, given: str, file: TableFile) -> Path:
@@ -144,6 +154,10 @@ class FetchingFinder(Finder):
         with says_what_to_do(link):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.absolute())
+
+
+def _tells_version(file: TableFile) -> bool:
+    return file.modified is not None or file.etag is not None
 
 
 def _digest(text: str) -> str:

@@ -282,11 +282,11 @@ def _file_of(system: Any, info: Any, address: str, folders: tuple[tuple[str, str
     return TableFile(address, system, info.path, info.size, info.mtime_ns, etag, folders)
 
 
-def _version_of(files: Any, path: str) -> str:
-    """Returns what a file system of fsspec tells of a file's version. For a file of a web server, ``ukey`` is the same for all versions."""
+def _version_of(files: Any, path: str) -> str | None:
+    """Returns what a file system of fsspec tells of a file's version. None for a web server that tells nothing, whose ``ukey`` is the same for all versions."""
     about = files.info(path)
     told = [str(about[name]) for name in ("ETag", "Content-MD5", "Digest", "Last-Modified") if about.get(name)]
-    return " ".join(told) or files.ukey(path)
+    return " ".join(told) or (None if "://" in path else files.ukey(path))
 
 
 def _etag_of(system: Any, path: str) -> str | None:
