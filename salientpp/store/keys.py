@@ -30,6 +30,9 @@ _START = np.uint64(0x243F6A8885A308D3)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINAL = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
+#: Types of texts and bytes whose values pyarrow cannot take by number -> types of the same values. Categories of polars have them.
+_TAKEN_AS = {"string_view": "large_string", "binary_view": "large_binary"}
+
 _ALLOWED = "integers, strings, binary values, UUIDs, decimals, dates and timestamps"
 
 
@@ -105,7 +108,13 @@ def decoded(column: pa.Array) -> pa.Array:
         column = column.storage
     if hasattr(pa, "RunEndEncodedArray") and isinstance(column, pa.RunEndEncodedArray):
         column = pc.run_end_decode(column)
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    type_ = column.type.value_type
+    if str(type_) not in _TAKEN_AS:
+        return column.dictionary_decode()
+    values = column.dictionary.cast(pa.type_for_alias(_TAKEN_AS[str(type_)]))
+    return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode().cast(type_)
 
 
 def decoded_type(type_: pa.DataType) -> pa.DataType:

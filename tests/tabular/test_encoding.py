@@ -254,6 +254,20 @@ def test_other_objects_other_integers_and_further_columns_are_accepted(root, tmp
             check_same(found[name], value)
 
 
+def test_categories_of_polars_are_texts(tmp_path):
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    words = ["b", "a", None, "b"]
+    types = [polars.Categorical, polars.Enum(["b", "a"]), polars.String]
+    series = [polars.Series(f"c{number}", words, dtype=type_) for number, type_ in enumerate(types)]
+    frame = polars.DataFrame([polars.Series("id", ["p", "q", "r", "s"], dtype=polars.Categorical), *series])
+    root = convert({"nodes": {"v": {"table": frame, "key": "id"}}}, tmp_path / "v")
+    graph, found = load_dataset(f"converted:{root}")["v"], load_encoding(root).encode(frame, "v")
+    keys = graph.key_table.rows(range(4)).column("id").to_pylist()
+    for column in ("c0", "c1", "c2"):
+        assert found[column].tolist() == [1, 0, -1, 1]
+        assert dict(zip(keys, graph[column].tolist())) == dict(zip("pqrs", [1, 0, -1, 1]))
+
+
 def test_no_rows_have_no_rows(root):
     found = load_encoding(root).encode(later().slice(0, 0), "customer")
     assert found["x"].shape == (0, 1) and found["pair"].shape == (0, 2)
@@ -293,7 +307,7 @@ def test_rows_of_edges_are_encoded(root):
         (later(region=[1]), "customer", "column 'region' must hold string, as in the tables of .*, got int64; cast it"),
         (later(since=[5]), "customer", "column 'since' must hold timestamps or dates, .*, got int64; cast it"),
         (later(visits=[True]), "customer", "column 'visits' must hold int32, .*, got bool; cast it"),
-        (later(visits=[2**40]), "customer", "row 0 or a row after it: column 'visits' must fit int32 .*1099511627776"),
+        (later(visits=[2**40]), "customer", "row 0: column 'visits' must fit int32 .*1099511627776"),
         (later(visits=[1.5]), "customer", "column 'visits' must fit int32 .*1.5.* was truncated"),
         (later(age=[math.inf]), "customer", r"'age' must be finite to become part of x, got infinity.*row 0\)"),
         (later(pair=pa.array([[1, 2, 3]], pa.list_(pa.int16()))), "customer", "must have 2 numbers in each row, got 3"),
@@ -307,6 +321,21 @@ def test_rows_of_edges_are_encoded(root):
 def test_rows_that_cannot_be_encoded_are_refused(root, rows, entry, text):
     with pytest.raises(ValueError, match=text):
         load_encoding(root).encode(rows, entry)
+
+
+@pytest.mark.parametrize("value", [1e40, -1e100])
+def test_values_that_would_be_infinite_in_x_are_refused(tmp_path, value):
+    table = pa.table({"id": range(3), "a": [0.0, 1.0, value], "split": ["train", "train", "test"]})
+    described = {"nodes": {"v": {"table": table, "key": "id", "split": "split", "x": ["a"]}}}
+    text = "'a' must be near the mean 0.5 and deviation 0.5 of x, got .*infinite in float32.*"
+    with pytest.raises(ValueError, match=rf"{text}\(v id=2\)"):
+        convert(described, tmp_path / "v")
+    described["nodes"]["v"]["table"] = table.slice(0, 2)
+    encoding = load_encoding(convert(described, tmp_path / "v"))
+    with pytest.raises(ValueError, match=rf"{text}row 2\)"):
+        encoding.encode(table, "v")
+    far = encoding.encode(pa.table({"a": [1e37, -1e37]}), "v")["x"]
+    assert bool(far.isfinite().all())
 
 
 def test_a_double_is_no_float(root):

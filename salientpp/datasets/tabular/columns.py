@@ -19,6 +19,7 @@ from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable
 from salientpp.files import first_line
 from salientpp.store.directory.attributes import OWN_NAMES
+from salientpp.store.keys import decoded
 from salientpp.suggestions import did_you_mean
 
 #: Kinds of staged columns.
@@ -125,8 +126,7 @@ def as_staged(array: Any, type_: Any, is_moment: bool) -> Any:
     import pyarrow
     from pyarrow import types
 
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if not is_moment:
         return array if array.type == type_ else array.cast(type_)
     if types.is_timestamp(array.type) and array.type.unit == "ns":

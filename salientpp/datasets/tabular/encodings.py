@@ -33,6 +33,9 @@ SPLIT_WORDS = {"train": ("train",), "val": ("val", "valid", "validation"), "test
 #: Largest number in ``x``, so that sums of squares are finite. Some programs write 1.8e308, the largest float, where a value is missing.
 _LARGEST = 1e140
 
+#: Largest number that float32 holds.
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
 #: Values of a column that a warning shows.
 _SHOWN = 5
 
@@ -295,30 +298,56 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
 def _examine_joined(staged: StagedColumns, column: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns mean and standard deviation of a column of ``x``. A constant column has the deviation 1."""
     if known:
-        for _ in checked_values(staged, column, _LARGEST, "x"):
-            pass
-        return dict(known)
-    _, mean, deviation = mean_and_deviation(staged, column, _LARGEST, "x")
-    return {"column": column, **stored_type(staged.plan, column), "mean": mean, "std": deviation or 1.0}
+        sizes = [_size(values) for values, _ in checked_values(staged, column, _LARGEST, "x")]
+        facts, size = dict(known), max(sizes, default=0.0)
+    else:
+        _, mean, deviation, size = mean_and_deviation(staged, column, _LARGEST, "x")
+        facts = {"column": column, **stored_type(staged.plan, column), "mean": mean, "std": deviation or 1.0}
+    if (size + abs(facts["mean"])) / facts["std"] > LARGEST_FLOAT32:  # seldom, so that another pass costs little
+        _refuse_far(staged, column, facts)
+    return facts
 
 
-def mean_and_deviation(staged: StagedColumns, column: str, largest: float, attribute: str) -> tuple[int, float, float]:
-    """Returns the number of values of the training split, their mean and their standard deviation, which are 0 without values.
+def _size(values: np.ndarray) -> float:
+    """Returns the largest absolute value; 0 if there is none."""
+    return float(np.fmax.reduce(np.abs(values), initial=0.0))
 
-    Raises ValueError as :func:`checked_values` does.
+
+def _refuse_far(staged: StagedColumns, column: str, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError if a standardised value is too large for float32."""
+    for first, values, _ in _values(staged, column):
+        with np.errstate(over="ignore"):
+            far = np.abs(values - facts["mean"]) / facts["std"] > LARGEST_FLOAT32
+        if far.any():
+            at = int(far.argmax())
+            raise staged.error(
+                column,
+                first + at,
+                f"must be near the mean {facts['mean']:g} and deviation {facts['std']:g} of x, got {values[at]}, which would be infinite in float32; correct it, "
+                "or name it in drop",
+            )
+
+
+def mean_and_deviation(
+    staged: StagedColumns, column: str, largest: float, attribute: str
+) -> tuple[int, float, float, float]:
+    """Returns the number of values of the training split, their mean and their standard deviation, and the largest size of a value of any split.
+
+    Without values, they are 0. Raises ValueError as :func:`checked_values` does.
     """
-    least, most = math.inf, -math.inf
+    least, most, size = math.inf, -math.inf, 0.0
     count, sums = 0, []
     for values, counts in checked_values(staged, column, largest, attribute):
+        size = max(size, _size(values))
         kept = values[counts]
         least, most = (float(of(kept, initial=found)) for of, found in ((np.min, least), (np.max, most)))
         count += kept.size
         sums.append(float(kept.sum()))
     if not least < most:  # a sum of equal floats is rounded, so its mean differs from them
-        return count, least + 0.0 if count else 0.0, 0.0
+        return count, least + 0.0 if count else 0.0, 0.0, size
     mean = math.fsum(sums) / count
     squares = [float(((values[counts] - mean) ** 2).sum()) for _, values, counts in _values(staged, column)]
-    return count, mean, math.sqrt(math.fsum(squares) / count)
+    return count, mean, math.sqrt(math.fsum(squares) / count), size
 
 
 def checked_values(

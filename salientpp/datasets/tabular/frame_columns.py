@@ -16,6 +16,7 @@ import torch
 from salientpp.datasets.converted.pieces import Rows
 from salientpp.datasets.tabular.columns import CATEGORY, LIST, MOMENT, PlannedColumn
 from salientpp.datasets.tabular.encodings import (
+    LARGEST_FLOAT32,
     SECOND,
     StagedColumns,
     category_numbers,
@@ -40,9 +41,6 @@ _TENSORS = {
     "timestamp": ("dense", "int64", 200),
     "embedding": ("embedding", "float32", 32),
 }
-
-#: Largest number that a column of float32 holds.
-_LARGEST = float(np.finfo(np.float32).max)
 
 #: Seconds of a day.
 _DAY = 24 * 60 * 60
@@ -72,7 +70,7 @@ def _examine(staged: StagedColumns, planned: PlannedColumn, known: Mapping[str, 
         facts["width"] = list_width(staged, column, True, known["width"] if known else None)
         _check_lists(staged, column)
     if stype == "numerical" and known:
-        for _ in checked_values(staged, column, _LARGEST, FRAME):
+        for _ in checked_values(staged, column, LARGEST_FLOAT32, FRAME):
             pass
     if known:
         return dict(known)
@@ -102,17 +100,17 @@ def _stype(planned: PlannedColumn) -> str:
 def _check_lists(staged: StagedColumns, column: str) -> None:
     """Raises ValueError if a list has a value that is infinite, or too large for float32."""
     for first, (array,) in staged.batches([column]):
-        if (np.abs(floats(array.flatten())) > _LARGEST).any():
+        if (np.abs(floats(array.flatten())) > LARGEST_FLOAT32).any():
             raise staged.error(
                 column,
                 first,
-                f"has a list with a value above {_LARGEST} in size, here or in a row after it; correct it, or name it in drop",
+                f"has a list with a value above {LARGEST_FLOAT32} in size, here or in a row after it; correct it, or name it in drop",
             )
 
 
 def _numerical_facts(staged: StagedColumns, column: str) -> dict[str, Any]:
     """Returns mean, standard deviation, and the quantiles 0, 0.25, 0.5, 0.75 and 1; None if all values are missing."""
-    count, mean, deviation = mean_and_deviation(staged, column, _LARGEST, FRAME)
+    count, mean, deviation, _ = mean_and_deviation(staged, column, LARGEST_FLOAT32, FRAME)
     if not count:
         return {"mean": None, "std": None, "quantiles": None}
     places = [place * (count - 1) for place in _QUARTILES]

@@ -18,6 +18,7 @@ from salientpp.datasets.tabular.file_formats import Looked, format_of, sliced
 from salientpp.datasets.tabular.text_tables import as_type, kinds_of_values
 from salientpp.files import first_line, replace_file
 from salientpp.store.directory.journal import says_what_to_do
+from salientpp.store.keys import decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -348,5 +349,5 @@ def _as(column: Any, type_: pa.DataType) -> Any:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type) and not pa.types.is_dictionary(type_):
-        column = column.dictionary_decode()
+        column = decoded(column)
     return column if column.type == type_ else column.cast(type_)
