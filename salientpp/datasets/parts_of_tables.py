@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from salientpp.datasets.converted.convert import convert
-from salientpp.datasets.converted.directory import load_converted
+from salientpp.datasets.converted.directory import load_converted, read_converted
 from salientpp.datasets.tabular.changes import (
     asked_origin,
     check_report,
@@ -152,13 +152,13 @@ def _folder_beside(root: Path) -> Iterator[Path]:
             error.errno,
             f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose a root in a directory that you may write to')}",
         ) from None
-    try:
-        with alone(hidden, root):
+    with alone(hidden, root):
+        try:
             yield hidden / "graph"
-    finally:
-        for path in (hidden / "graph", hidden, *made):
-            with contextlib.suppress(OSError):  # it holds files
-                path.rmdir()
+        finally:
+            for path in (hidden / "graph", hidden, *made):
+                with contextlib.suppress(OSError):  # it holds files
+                    path.rmdir()
 
 
 def _is_begun(folder: Path, graph: TableGraph, root: Path, overwrite: bool) -> bool:
@@ -173,9 +173,13 @@ def _is_begun(folder: Path, graph: TableGraph, root: Path, overwrite: bool) -> b
             f"{root} was begun by another command: {in_words(found)}. Repeat that command to continue it, pass overwrite (--overwrite) to start over, or "
             "choose another directory"
         )
-    if origin is not None and not found:
-        discard_rest(folder, graph, origin)
-    return not found
+    if origin is None or found:
+        return False
+    discard_rest(folder, graph, origin)
+    if not all((folder / name).exists() for name in read_converted(folder)["files"]):
+        _remove(folder)  # as a run was about to do that was killed after its result was complete
+        return False
+    return True
 
 
 def _remove(folder: Path) -> None:

@@ -25,6 +25,7 @@ from salientpp.store.directory import writer
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.journal import Journal
 from salientpp.store.directory.origin import table_origin
+from salientpp.store.directory.task import as_given
 
 ROOT = Path(__file__).parents[2]
 FANOUTS, BATCH = [3, 2], 8
@@ -98,7 +99,7 @@ def test_tables_in_memory_are_partitioned_too(tmp_path):
     assert contents(tmp_path / "parts") == before
     other = table.set_column(1, "next", pa.array([0] * 40))
     described["edges"]["v,to,v"]["table"] = other
-    with pytest.raises(ValueError, match="edges.v,to,v: pyarrow.Table: its rows or their order differ"):
+    with pytest.raises(ValueError, match="edges.v,to,v: pyarrow.Table: its rows, their order or their div"):
         partition_tables(described, 2, tmp_path / "parts", FANOUTS, BATCH, seeds="all")
     described["nodes"]["v"]["table"] = table.to_reader()
     with pytest.raises(ValueError, match="parts exists; pass overwrite=True"):
@@ -222,6 +223,14 @@ def test_a_changed_input_is_named_and_nothing_is_replaced(source, tmp_path, comm
         assert contents(root) == before
 
 
+def test_only_relative_addresses_have_a_folder():
+    for address in ("/a.csv", "delta:/a", "iceberg:/a", "s3://a/b.csv", "delta:s3://a/b"):
+        assert read_description({"nodes": {"v": {"table": address, "key": "id"}}}).folder is None
+    for address in ("a.csv", "delta:a", "iceberg:a"):
+        described = read_description({"nodes": {"v": {"table": ["/b.csv", address], "key": "id"}}})
+        assert described.folder == str(Path().resolve())
+
+
 def test_an_etag_names_the_contents_whatever_the_time():
     from salientpp.datasets.tabular.changes import differences
 
@@ -246,6 +255,17 @@ def test_nothing_is_said_to_be_complete_whose_files_are_not(source, tmp_path):
         convert(source, tmp_path / "graph")
     with pytest.raises(DatasetError, match="e0.indices.npy must have"):
         partitioned(source, tmp_path / "parts")
+
+
+def test_sets_are_compared_whatever_their_order():
+    names = [f"type {number}" for number in range(9)]
+    orders = {json.dumps(as_given({"replicate": set(some)})) for some in (names, names[::-1])}
+    given = f"{{'replicate': {set(names)!r}}}"
+    code = f"import json; from {as_given.__module__} import as_given; print(json.dumps(as_given({given})))"
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        orders.add(subprocess.check_output([python(), "-c", code], cwd=ROOT, text=True, env=environment).strip())
+    assert len(orders) == 1
 
 
 def test_a_report_that_no_run_left_is_not_promised(source, tmp_path):
@@ -357,6 +377,23 @@ def test_what_a_run_left_that_was_killed_after_its_result_was_complete_is_remove
     assert (tmp_path / ".graph.staged" / "n0" / "done.json").exists()
     convert(source, graph)
     assert names_in(tmp_path) == ["graph", "parts", "shop", "whole"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_a_killed_removal_left_is_no_beginning_of_another_call(source, tmp_path, monkeypatch, overwrite):
+    root, remove = tmp_path / "parts", made.remove_files
+
+    def removes_some(folder, names, *patterns):
+        remove(folder, sorted(names)[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(made, "remove_files", removes_some)
+        partitioned(source, root)
+    if not overwrite:
+        shutil.rmtree(root)
+    assert partitioned(source, root, 3, overwrite=overwrite).num_parts == 3
+    assert names_in(tmp_path) == ["parts", "shop"]
 
 
 def test_overwrite_goes_on_too(source, tmp_path, monkeypatch):

@@ -175,7 +175,7 @@ def _of_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     words = []
     for name in sorted(differ, key=lambda name: name == "modified"):
         if name == "digest":
-            words.append("its rows or their order differ")
+            words.append("its rows, their order or their division into batches differ")
         elif name == "modified":
             only = " (only its time differs; its rows may be the same)" if len(differ) == 1 else ""
             words.append(f"it was last changed at {_moment(before.get(name))}, now at {_moment(now.get(name))}{only}")

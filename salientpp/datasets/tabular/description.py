@@ -102,7 +102,8 @@ class TableGraph:
     def folder(self) -> str | None:
         """The folder at which relative addresses begin, or None if there are none."""
         addresses = [table for entry in self.entries for table in entry.tables if isinstance(table, str)]
-        is_relative = any("://" not in address and not Path(address).is_absolute() for address in addresses)
+        paths = [re.sub("^(delta|iceberg):", "", address) for address in addresses]
+        is_relative = any("://" not in path and not Path(path).is_absolute() for path in paths)
         return str(self.base.resolve()) if is_relative else None
 
     @property

@@ -93,7 +93,9 @@ def _plain(value: Any) -> Any:
         return sorted(([_plain(key), _plain(each)] for key, each in value.items()), key=str)
     if isinstance(value, Tensor):
         return identify(value.detach().cpu())
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_plain, value), key=str)  # sets of texts have another order in each process
+    if isinstance(value, (list, tuple)):
         return [*map(_plain, value)]
     return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
 
