@@ -323,8 +323,8 @@ def _refuse_far(staged: StagedColumns, column: str, facts: Mapping[str, Any]) ->
             raise staged.error(
                 column,
                 first + at,
-                f"must be near the mean {facts['mean']:g} and deviation {facts['std']:g} of x, got {values[at]}, which would be infinite in float32; correct it, "
-                "or name it in drop",
+                f"must be near the mean {facts['mean']:g} and deviation {facts['std']:g} of x, got {values[at]}, which would be infinite in float32; "
+                "correct it, or name it in drop",
             )
 
 
