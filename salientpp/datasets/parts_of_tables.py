@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from salientpp.datasets.converted.convert import convert
-from salientpp.datasets.converted.directory import load_converted, read_converted
+from salientpp.datasets.converted.directory import load_converted, open_arrays, read_converted
 from salientpp.datasets.tabular.changes import (
     asked_origin,
     check_report,
@@ -28,6 +28,7 @@ from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.typed import Fanouts
 from salientpp.progress import Progress
 from salientpp.store.directory.description import check_topology
+from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, alone
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest, is_converted
 from salientpp.store.directory.load import load
@@ -176,8 +177,12 @@ def _is_begun(folder: Path, graph: TableGraph, root: Path, overwrite: bool) -> b
     if origin is None or found:
         return False
     discard_rest(folder, graph, origin)
-    if not all((folder / name).exists() for name in read_converted(folder)["files"]):
-        _remove(folder)  # as a run was about to do that was killed after its result was complete
+    try:
+        open_arrays(folder, read_converted(folder)["files"], verify=False)
+    except (
+        DatasetError
+    ):  # a run was killed that had removed some files after its result was complete, or they were damaged
+        _remove(folder)
         return False
     return True
 

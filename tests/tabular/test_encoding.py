@@ -658,6 +658,14 @@ def test_without_pytorch_frame_the_error_says_what_to_install(framed, tmp_path, 
             use()
 
 
+def test_statistics_need_no_pyarrow(framed, monkeypatch):
+    _, root = framed
+    encoding = load_encoding(root)
+    expected = str(encoding.col_stats("shop"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert str(encoding.col_stats("shop")) == expected
+
+
 def test_types_without_a_frame_have_no_statistics(root):
     with pytest.raises(ValueError, match="nodes.customer of .* has no TensorFrame; set frame = true"):
         load_encoding(root).col_stats("customer")

@@ -379,6 +379,16 @@ def test_what_a_run_left_that_was_killed_after_its_result_was_complete_is_remove
     assert names_in(tmp_path) == ["graph", "parts", "shop", "whole"]
 
 
+def test_a_damaged_beginning_is_made_again(source, tmp_path, monkeypatch):
+    expected = contents(partitioned(source, tmp_path / "whole").root)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "write_vertices", stops)
+        partitioned(source, tmp_path / "parts")
+    (tmp_path / ".parts.tables" / "graph" / "n0.x.npy").write_bytes(b"")
+    assert contents(partitioned(source, tmp_path / "parts", overwrite=True).root) == expected
+    assert names_in(tmp_path) == ["parts", "shop", "whole"]
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_a_killed_removal_left_is_no_beginning_of_another_call(source, tmp_path, monkeypatch, overwrite):
     root, remove = tmp_path / "parts", made.remove_files

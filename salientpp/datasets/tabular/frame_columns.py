@@ -227,7 +227,9 @@ class _Encoder:
             lists = [_list_floats(array, each["width"]) for array, each in zip(arrays, self._facts)]
             return np.concatenate(lists, axis=1)
         if self._stype == "timestamp":
-            return np.stack([calendar(array) for array in arrays], axis=1)
+            missing = [array.is_null().to_numpy(zero_copy_only=False) for array in arrays]
+            moments = [array.fill_null(0).to_numpy(zero_copy_only=False) for array in arrays]
+            return np.stack([calendar(*each) for each in zip(moments, missing)], axis=1)
         if self._stype == "categorical":
             columns = [category_numbers(array, each["categories"]) for array, each in zip(arrays, self._facts)]
             return np.stack(columns, axis=1)
@@ -241,12 +243,13 @@ def _list_floats(array: Any, width: int) -> np.ndarray:
     return rows
 
 
-def calendar(moments: Any) -> np.ndarray:
+def calendar(moments: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """Returns year, month, day, day of the week, hour, minute and second of microseconds since 1970, int64 [n, 7], in UTC.
 
-    As in PyTorch Frame, months, days and days of the week begin with 0, and all entries of a missing time are -1. ``moments`` is an Arrow array of int64.
+    As in PyTorch Frame, months, days and days of the week begin with 0, and all entries of a missing time are -1. ``moments`` is int64 [n], and ``missing``
+    bool [n].
     """
-    seconds = moments.fill_null(0).to_numpy(zero_copy_only=False) // SECOND
+    seconds = moments // SECOND
     days, of_day = seconds // _DAY, seconds % _DAY
     date = days.astype("datetime64[D]")
     month, year = date.astype("datetime64[M]"), date.astype("datetime64[Y]")
@@ -260,7 +263,7 @@ def calendar(moments: Any) -> np.ndarray:
         of_day % 60,
     ]
     rows = np.stack(columns, axis=1)
-    rows[moments.is_null().to_numpy(zero_copy_only=False)] = -1
+    rows[missing] = -1
     return rows
 
 
@@ -294,6 +297,4 @@ def col_stats_of(facts: Sequence[Mapping[str, Any]]) -> dict[str, dict[Any, Any]
 
 
 def _time_tensor(moment: int | None) -> torch.Tensor:
-    import pyarrow
-
-    return torch.from_numpy(calendar(pyarrow.array([moment], pyarrow.int64()))[0])
+    return torch.from_numpy(calendar(np.array([moment or 0]), np.array([moment is None]))[0])
