@@ -486,6 +486,15 @@ def test_a_repeated_conversion_compares_the_encoding(root, tmp_path):
             convert(tables, later, encode_as=encode_as)
 
 
+def test_a_graph_that_has_the_encoding_is_not_replaced(tmp_path):
+    tables = {"nodes": {"v": {"table": pa.table({"id": [1, 2], "a": ["x", "y"]}), "key": "id"}}}
+    root = convert(tables, tmp_path / "v")
+    (tmp_path / "link").symlink_to(root)
+    for encode_as in (root, f"converted:{root}", tmp_path / "link"):
+        with pytest.raises(ValueError, match=r"encode_as must be another graph than .*v, which is written"):
+            convert(tables, root, encode_as=encode_as, overwrite=True)
+
+
 def test_other_sources_take_no_encoding(root, tmp_path):
     np.save(tmp_path / "edges.npy", np.zeros((2, 3), dtype=np.int64))
     with pytest.raises(ValueError, match="encode_as is only for tables with keys"):

@@ -27,7 +27,7 @@ from salientpp.datasets.converted.names import check_edge_names, check_vertex_na
 from salientpp.datasets.converted.pieces import EdgeName, EdgeSource, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.changes import check_report, is_made_of
-from salientpp.datasets.tabular.encoding import load_encoding
+from salientpp.datasets.tabular.encoding import Encoding, load_encoding
 from salientpp.datasets.tabular.open import TABLES, described_tables, opened_tables
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
@@ -109,7 +109,7 @@ def convert(
                 raise ValueError(
                     f"{graph.name}: undirected is not for tables; set reverse = true or false in each entry of edges"
                 )
-            encoding = None if encode_as is None else load_encoding(encode_as)
+            encoding = None if encode_as is None else _encoding(encode_as, root)
             digest = None if encoding is None else encoding.digest
             given = {"deduplicate": deduplicate, "dtype": dict(dtype or {}), "finite": finite, "encode_as": digest}
             if not overwrite and is_converted(root) and is_made_of(root, graph, given, progress):
@@ -146,6 +146,14 @@ def _opened(
         _check_result(root, overwrite)
     with finder_for(source, root, progress) as finder:
         yield replace(open_source(source, data, undirected, finder), versions=finder.versions)
+
+
+def _encoding(encode_as: str | Path, root: Path) -> Encoding:
+    """Loads the encoding of an earlier graph. Raises ValueError if that is ``root``: a run killed while it replaces the graph would lose the encoding."""
+    encoding = load_encoding(encode_as)
+    if encoding.root.resolve() == root.resolve():
+        raise ValueError(f"encode_as must be another graph than {root}, which is written; choose another directory")
+    return encoding
 
 
 def _check_result(root: Path, overwrite: bool) -> None:
