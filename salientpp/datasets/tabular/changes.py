@@ -89,10 +89,11 @@ def in_words(found: Sequence[str]) -> str:
 
 
 def check_report(report: str | Path | None, root: Path) -> None:
-    """Raises ValueError if a report is asked for, but ``root`` is complete and no run has left the report."""
+    """Raises ValueError if a report is asked for that no run has left, but the tables of ``root`` were read by an earlier run."""
     if report is not None and not Path(report).is_file():
         raise ValueError(
-            f"{report} is not written, because {root} is complete, and a report is written while tables are read; leave --report out, or pass --overwrite"
+            f"{report} is not written, because an earlier run has read the tables of {root}, and only reading them makes one; leave --report out, or "
+            "pass --overwrite"
         )
 
 
