@@ -235,6 +235,23 @@ def test_new_texts_are_no_category_and_a_label_may_be_missing(root):
     assert load_encoding(root).encode(later(kind=["z"]), "customer")["y"].tolist() == [-1]
 
 
+def test_a_missing_label_is_not_taken_for_a_class_of_the_graph(tmp_path):
+    def described(labels: list) -> dict[str, Any]:
+        table = pa.table({"id": range(len(labels)), "y": pa.array(labels, pa.int64())})
+        return {"nodes": {"v": {"table": table, "key": "id", "label": "y"}}}
+
+    later = described([None, 1])
+    first = convert(described([-1, 1]), tmp_path / "first")
+    for use in (
+        lambda: load_encoding(first).encode(later["nodes"]["v"]["table"], "v"),
+        lambda: convert(later, tmp_path / "later", encode_as=first),
+    ):
+        with pytest.raises(ValueError, match="'y' has negative labels and rows without one.*0"):
+            use()
+    other = convert(described([0, 1]), tmp_path / "other")
+    assert load_encoding(other).encode(later["nodes"]["v"]["table"], "v")["y"].tolist() == [-1, 1]
+
+
 def test_columns_without_values_have_missing_ones(root):
     found = load_encoding(root).encode(later(age=[None], region=[None]), "customer")
     assert found["region"].tolist() == [-1] and found["x"].tolist() == [[0.0]]

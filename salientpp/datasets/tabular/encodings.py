@@ -146,7 +146,7 @@ def _examine(
         may_miss = _is_float(planned.type.value_type)
         return {**facts, "width": list_width(staged, column, may_miss, known["width"] if known else None)}
     if planned.is_label:
-        return {**facts, "kind": "label", **_label_facts(staged, planned)}
+        return {**facts, "kind": "label", **_label_facts(staged, planned, known)}
     if not _is_float(planned.type):
         _refuse_nulls(staged, column)
     return facts
@@ -273,8 +273,8 @@ def list_width(staged: StagedColumns, column: str, may_miss: bool, width: int | 
     return width or 0
 
 
-def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any]:
-    """Returns the facts about numbers as labels. Missing integers become -1, which no label may be then."""
+def _label_facts(staged: StagedColumns, planned: PlannedColumn, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the facts about numbers as labels. Missing integers become -1, so no label may be negative then, here or in the graph of ``known``."""
     if _is_float(planned.type):
         return {}
     if str(planned.type) == "bool":
@@ -286,13 +286,14 @@ def _label_facts(staged: StagedColumns, planned: PlannedColumn) -> dict[str, Any
             missing = first + int(array.is_null().to_numpy(zero_copy_only=False).argmax())
         if negative is None and (values < 0).any():
             negative = first + int((values < 0).argmax())
-    if missing is not None and negative is not None:
+    has_negative = known["has_negative"] if known else negative is not None
+    if missing is not None and (has_negative or negative is not None):
         raise staged.error(
             planned.column,
-            negative,
+            missing if negative is None else negative,
             "has negative labels and rows without one, which would become -1; set a value with fill",
         )
-    return {}
+    return {"has_negative": has_negative}
 
 
 def _examine_joined(staged: StagedColumns, column: str, known: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -30,6 +30,9 @@ from salientpp.store.key_table import KeyTable
 #: Reason why the columns in ``Table.left_out`` are left out.
 _INDEX = "it is an index without a name, which pandas stored"
 
+#: Facts about a column that a report leaves out.
+_NOT_SHOWN = ("categories", "counts", "has_fractions", "has_negative", "type")
+
 #: Microseconds -> name of the unit.
 _UNITS = {SECOND: "second", 1: "microsecond"}
 
@@ -258,5 +261,5 @@ def _entry(
 
 def _short(column: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts about a column that a report shows, with the number of categories."""
-    left = {key: value for key, value in column.items() if key not in ("categories", "counts", "has_fractions", "type")}
+    left = {key: value for key, value in column.items() if key not in _NOT_SHOWN}
     return {**left, **({"categories": len(column["categories"])} if "categories" in column else {})}
