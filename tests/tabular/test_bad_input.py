@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from table_packages import package
 from salientpp.datasets import convert, load_dataset
 from salientpp.datasets.tabular import staging
 
-pa, parquet = package("pyarrow"), package("pyarrow.parquet")
+pa, feather, parquet = (package(name) for name in ("pyarrow", "pyarrow.feather", "pyarrow.parquet"))
 
 
 def shop(folder: Path, vertices: dict[str, Any], edges: dict[str, Any], **relation: Any) -> dict[str, Any]:
@@ -99,6 +100,38 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_and_row(tmp_path, type
     described = {"nodes": {"v": {"table": str(tmp_path / "*.parquet"), "key": "id"}}}
     with pytest.raises(
         ValueError, match=rf"2.parquet, row {row}: column 'w' must fit .*, or name it in drop of nodes.v"
+    ):
+        convert(described, tmp_path / "graph")
+
+
+@pytest.mark.parametrize(("table", "encoded"), [("v", False), ("e", False), ("e", True)])
+@pytest.mark.parametrize("row", [0, 300, 499])
+@pytest.mark.parametrize(
+    "type_, good, bad, cause",
+    [
+        (pa.timestamp("ns"), 1000, 1001, "lose data: 1001"),
+        (pa.timestamp("s"), 1, 2**62, "out of bounds"),
+        (pa.decimal256(50, 0), Decimal(1), Decimal(10**49), "precision"),
+    ],
+)
+def test_a_key_that_cannot_be_stored_is_named_with_its_file_and_row(
+    tmp_path, type_, good, bad, cause, row, table, encoded
+):
+    keys, one = pa.array([good] * row + [bad] * (500 - row), type_), pa.array([good], type_)
+    if encoded:
+        keys, one = keys.dictionary_encode(), one.dictionary_encode()
+    for name, columns in ("v", {"id": keys}), ("e", {"a": keys}):
+        feather.write_feather(
+            pa.table(columns if name == table else dict.fromkeys(columns, one)), tmp_path / f"{name}.arrow"
+        )
+    described = {
+        "nodes": {"v": {"table": str(tmp_path / "v.arrow"), "key": "id"}},
+        "edges": {"v,to,v": {"table": str(tmp_path / "e.arrow"), "source": "a", "target": "a", "dangling": "drop"}},
+    }
+    words = "nodes.v, column 'id'" if table == "v" else "edges.v,to,v, source, column 'a'"
+    with pytest.raises(
+        ValueError,
+        match=rf"{words}, .*{table}.arrow, row {row}: a key of type .*{cause}.*; cast the column to a string",
     ):
         convert(described, tmp_path / "graph")
 

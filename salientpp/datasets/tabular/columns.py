@@ -6,10 +6,10 @@ in the order of the vertices, :mod:`~salientpp.datasets.tabular.encodings` makes
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.tabular.column_types import is_text
 from salientpp.datasets.tabular.description import EdgeTable, NodeTable
+from salientpp.datasets.tabular.rows import first_unfit
 from salientpp.files import first_line
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.keys import decoded
@@ -88,14 +89,14 @@ class ColumnPlan:
             if name not in self.types:
                 arrays.append(array)
                 continue
+            cast = partial(as_staged, type_=self.types[name], is_moment=name in self.moments)
             try:
-                staged = as_staged(array, self.types[name], name in self.moments)
+                arrays.append(cast(array))
             except pyarrow.ArrowInvalid as error:
                 raise ValueError(
-                    f"{where(_first_unfit(array, self.types[name]))}: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, "
+                    f"{where(first_unfit(array, cast))}: column {name!r} must fit {self.types[name]} ({first_line(error)}); correct it, "
                     f"or name it in drop of {self.title}"
                 ) from error
-            arrays.append(staged)
         return pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
@@ -134,24 +135,6 @@ def as_staged(array: Any, type_: Any, is_moment: bool) -> Any:
         return pyarrow.array(whole, pyarrow.int64(), mask=_is_null(array))
     zone = array.type.tz if types.is_timestamp(array.type) else None
     return array.cast(pyarrow.timestamp("us", tz=zone)).cast(pyarrow.int64())
-
-
-def _first_unfit(array: Any, type_: Any) -> int:
-    """Returns the first row of an array whose value cannot be cast by :func:`as_staged`. There is one."""
-    import pyarrow
-
-    is_moment = (staged_type(array.type) or ("", None))[0] == MOMENT
-
-    def fails(length: int) -> bool:
-        # A copy, because pyarrow casts all numbers of a slice of lists.
-        some = pyarrow.concat_arrays([array.slice(0, length), array.slice(0, 0)])
-        try:
-            as_staged(some, type_, is_moment)
-        except pyarrow.ArrowInvalid:
-            return True
-        return False
-
-    return bisect.bisect_left(range(1, len(array)), True, key=fails)
 
 
 def _is_null(array: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from salientpp.datasets.converted.buckets import MOST_VERTICES
 from salientpp.datasets.tabular.keyed import (
+    KeyedBatch,
     KeyedTable,
     KeyExamples,
     NullKeys,
@@ -211,9 +212,9 @@ class _End:
         self.hash_field = pa.field(f"{name} hash", pa.uint64())
         self.unknown, self.unlike = KeyExamples.of(key), KeyExamples.of(key)
 
-    def read(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], list[pa.Array], np.ndarray | None]:
+    def read(self, piece: KeyedBatch) -> tuple[list[pa.Array], list[pa.Array], np.ndarray | None]:
         """Returns the keys of a batch as in the table, the keys with the types of the vertices, and where these cannot hold them."""
-        own = keys_of(batch, self.key, self.what)
+        own = keys_of(piece, self.key, self.what)
         adapted, unlike = adapt_keys(own, self.types, self.what)
         return own, adapted, unlike
 
@@ -265,8 +266,8 @@ class _Reading:
 
         for piece in self._table.batches(self._names, self.most_rows):
             batch = piece.batch
-            keys = [end.read(batch) for end in self._ends]
-            must_have = keys_of(batch, self._must_have, self._what)
+            keys = [end.read(piece) for end in self._ends]
+            must_have = keys_of(piece, self._must_have, self._what)
             left_out = has_null([*(column for own, _, _ in keys for column in own), *must_have], batch.num_rows)
             nulls.add(left_out, piece.where)
             arrays: list[Any] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from salientpp.datasets.tabular.rows import MOST_EXAMPLES, Dropped
+from salientpp.datasets.tabular.rows import MOST_EXAMPLES, Dropped, first_unfit
 from salientpp.store.keys import adapt_keys, canonical_keys, canonical_type, key_hash
 
 if TYPE_CHECKING:
@@ -51,9 +51,18 @@ def key_types(table: KeyedTable, key: Sequence[str], what: str) -> list[pa.DataT
     return [canonical_type(table.schema.field(name).type, f"{what}, column {name!r}") for name in key]
 
 
-def keys_of(batch: pa.RecordBatch, key: Sequence[str], what: str) -> list[pa.Array]:
-    """Returns the canonical columns of a key in a batch."""
-    return [canonical_keys([batch.column(name)], f"{what}, column {name!r}")[0] for name in key]
+def keys_of(piece: KeyedBatch, key: Sequence[str], what: str) -> list[pa.Array]:
+    """Returns the canonical columns of a key in a batch. Raises ValueError, which names the file and the row, if a value cannot be stored."""
+    columns = []
+    for name in key:
+        column, text = piece.batch.column(name), f"{what}, column {name!r}"
+        try:
+            columns += canonical_keys([column], text)
+        except ValueError:
+            row = first_unfit(column, lambda some: canonical_keys([some], text))
+            canonical_keys([column.slice(row, 1)], f"{text}, {piece.where(row)}")
+            raise
+    return columns
 
 
 def has_null(columns: Sequence[pa.Array], num_rows: int) -> np.ndarray:
@@ -157,7 +166,7 @@ def places_of(
     """
     places: dict[str, list[str]] = {text: [] for text in examples.texts}
     for piece in table.batches(tuple(dict.fromkeys(key)), most_rows):
-        own = keys_of(piece.batch, key, what)
+        own = keys_of(piece, key, what)
         adapted, unlike = adapt_keys(own, types, what)
         is_valid = ~has_null(own, piece.batch.num_rows)
         for columns, is_one in ((adapted, ~unlike), (own, unlike)) if unlike is not None else ((adapted, True),):

@@ -150,7 +150,7 @@ class _Numbering:
         names = tuple(dict.fromkeys((*self._key_names, *self._columns)))
         most_rows = rows_to_read(self._table, names, self._working)
         for piece in self._table.batches(names, most_rows):
-            keys, _ = adapt_keys(keys_of(piece.batch, self._key_names, self._what), self.types, self._what)
+            keys, _ = adapt_keys(keys_of(piece, self._key_names, self._what), self.types, self._what)
             columns = [without_odd_nan(plain_column(piece.batch.column(name))) for name in self._columns]
             is_null = has_null(keys, piece.batch.num_rows)
             nulls.add(is_null, piece.where)

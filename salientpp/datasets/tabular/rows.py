@@ -5,9 +5,10 @@ The files are uncompressed Arrow IPC files. They are read without a memory map, 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -255,6 +256,21 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     if types.is_list(type_) or types.is_large_list(type_):
         return pa.large_list(plain_type(type_.value_type))
     return type_
+
+
+def first_unfit(column: pa.Array, cast: Callable[[Any], object]) -> int:
+    """Returns the first row whose value lets ``cast`` raise ValueError. The column has such a row."""
+    import pyarrow as pa
+
+    def fails(length: int) -> bool:
+        try:
+            # A copy, because pyarrow casts all numbers of a slice of lists.
+            cast(pa.concat_arrays([column.slice(0, length), column.slice(0, 0)]))
+        except ValueError:
+            return True
+        return False
+
+    return bisect.bisect_left(range(1, len(column)), True, key=fails)
 
 
 def without_odd_nan(column: pa.Array) -> pa.Array:
