@@ -225,7 +225,9 @@ class Job:
         torch.manual_seed(seed)
         heads = {task.entity: 1} if task.to is None else {task.entity: 32, task.to: 32}
         # Trimmed, the model computes only the rows that the seeds need.
-        self.model = salientpp.nn.trim(Model(next(iter(self.batches("train", batch_size=1))), heads))
+        anyone = self.part.split("all", type_=task.entity)[:1]  # a rank may have no training examples
+        batch = next(iter(self.loader_of(task.entity, anyone, torch.zeros_like(anyone))))
+        self.model = salientpp.nn.trim(Model(batch, heads))
 
     def own(self, split: str) -> tuple[pd.DataFrame, Tensor, Tensor]:
         """Returns the table of a split, the numbers of its rows whose seeds this rank's part owns, and the ids of these seeds."""
@@ -238,9 +240,10 @@ class Job:
         """Returns a loader of the seeds of a split. ``input_id`` is the row of the table."""
         examples, rows, ids = self.own(split)
         times = torch.tensor(examples["seconds"].to_numpy())[rows]
-        return NeighborLoader(
-            self.part, FANOUTS, (self.task.entity, ids), times, input_id=rows, transform=self.hide, **{**self.options, **options}
-        )  # fmt: skip
+        return self.loader_of(self.task.entity, ids, times, input_id=rows, transform=self.hide, **options)
+
+    def loader_of(self, type_: str, ids: Tensor, times: Tensor, **options: Any) -> NeighborLoader:
+        return NeighborLoader(self.part, FANOUTS, (type_, ids), times, **{**self.options, **options})
 
     def hide(self, batch: Any) -> Any:
         """Hides the target from the seeds. They are the first rows, and a vertex comes only once in the tree of a seed."""
@@ -254,9 +257,11 @@ class Job:
         task, (examples, rows, ids) = self.task, self.own("train")
         assert task.to is not None
         pairs = examples.iloc[rows.numpy()].assign(id=ids.numpy()).explode(task.target)
-        ends = [torch.tensor(pairs["id"].to_numpy()), self.part.ids_of(pairs[task.target].to_numpy("int64"), task.to)]
+        pairs["to"] = self.part.ids_of(pairs[task.target].to_numpy("int64"), task.to).numpy()
+        pairs = pairs[pairs["to"] >= 0]  # the graph lacks rows without a time
+        ends = torch.tensor(pairs[["id", "to"]].to_numpy("int64").T)
         return LinkNeighborLoader(
-            self.part, FANOUTS, ((task.entity, "needs", task.to), torch.stack(ends)), edge_label_time=torch.tensor(pairs["seconds"].to_numpy()),
+            self.part, FANOUTS, ((task.entity, "needs", task.to), ends), edge_label_time=torch.tensor(pairs["seconds"].to_numpy()),
             neg_sampling="triplet", shuffle=True, memory=self.memory, **self.options,
         )  # fmt: skip
 
@@ -307,8 +312,7 @@ class Job:
             return
         targets = part.split("all", type_=task.to)
         at = torch.full_like(targets, int(task.examples(split)["seconds"].max()))
-        loader = NeighborLoader(part, FANOUTS, (task.to, targets), at, **self.options)
-        to_ids, _, to_outputs = self.rows(loader, task.to)
+        to_ids, _, to_outputs = self.rows(self.loader_of(task.to, targets, at), task.to)
         salientpp.link_scores(part, (ids, outputs), (to_ids, to_outputs), task.k, types=(task.entity, task.to), out=out)
 
 
@@ -346,7 +350,7 @@ def scores(task: Task, split: str, out: Path) -> tuple[str, float, float]:
     best = predictions.sort_by([("score", "descending")]).to_pandas().groupby(source)[to].agg(list)
     popular = train[task.target].explode().value_counts().index[: task.k]
     values = [
-        [average_precision(best[key], wanted, task.k), average_precision(popular, wanted, task.k)]
+        [average_precision(best.get(key, []), wanted, task.k), average_precision(popular, wanted, task.k)]
         for key, wanted in zip(examples[task.key], examples[task.target])
     ]
     found, constant = np.mean(values, 0)
