@@ -10,6 +10,7 @@ from typing import Any
 
 from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import add_json, adder, files_of
+from salientpp.files import is_replaced
 
 HELP = "propose how tables with keys become a graph"
 EXAMPLE = "salientpp describe customers.parquet 'orders/*.parquet' --out shop.toml"
@@ -18,7 +19,7 @@ EXAMPLE = "salientpp describe customers.parquet 'orders/*.parquet' --out shop.to
 TEXTS = {
     "addresses": "tables: files, folders, or patterns in quotes, of .parquet, .orc, .csv, .jsonl or .arrow files; URLs such as s3://BUCKET/orders/; "
     "delta:ADDRESS or iceberg:ADDRESS",
-    "--out": "write the description to this TOML file, with comments",
+    "--out": "write the description to this TOML file, with comments. An existing file is never replaced",
     "--rows": "rows to read of each table (default: 100000)",
 }
 
@@ -42,6 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     files = files_of(arguments, "json", "out")
     if arguments.rows < 1:
         raise ValueError(f"--rows must be >= 1, got {arguments.rows}")
+    if arguments.out is not None and arguments.out.exists() and is_replaced(arguments.out):
+        raise ValueError(
+            f"--out: {arguments.out} exists and is not replaced, since you may have changed it; remove it, or choose another name"
+        )
     tables = propose_graph(arguments.addresses, Path(), arguments.rows)
     name = arguments.out or Path("graph.toml")
     command = f"salientpp convert {shlex.quote(f'tables:{name}')} {shlex.quote(name.stem)}"
