@@ -128,7 +128,9 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
         known = sorted({*_OF_PYARROW, *fsspec.available_protocols()})
         if scheme in known:
             raise ValueError(f"{what}: {without_password(address)} is not an address ({reason_of(error)})") from error
-        meant = did_you_mean(scheme, known)
+        meant = (
+            did_you_mean(scheme, known) or f"; write {', '.join(sorted(_OF_PYARROW))} or another one that fsspec knows"
+        )
         raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
     if scheme not in ("http", "https"):
         return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, f"{scheme}://")

@@ -87,6 +87,11 @@ def _check(text: str) -> None:
     if source is not None:
         first = f"salientpp convert {shlex.quote(source)} graph{undirected_hint(source)}"
         raise WrongName(f"{text} must be converted first: {first}; then", text, "converted:graph")
+    if "://" in text:
+        copied = f"DIR/{text.rstrip('/').rpartition('/')[2]}"
+        raise WrongName(
+            f"{text} must be copied first: salientpp copy-to-disk {shlex.quote(text)} --to DIR; then", text, copied
+        )
     if not Path(text).exists():
         raise WrongName(f"{text}: no such file, directory or dataset{did_you_mean(kind, KINDS)}", text)
     if (of := _ENDINGS.get(Path(text).suffix)) is not None:

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.datasets import partition_tables
-    from salientpp.store.directory.kinds import has_manifest
+    from salientpp.store.directory.kinds import has_manifest, is_converted
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import check_fanouts
 
@@ -105,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     of_tables = {name: value for name, value in values_of(arguments, "memory", "report").items() if value is not None}
     for name in () if is_of_tables else of_tables:
         raise ValueError(f"--{name} is only for tables:FILE.toml, got {arguments.dataset}; leave it out")
-    if arguments.root.exists() and not arguments.overwrite and not (is_of_tables and has_manifest(arguments.root)):
+    is_directory = has_manifest(arguments.root) and not is_converted(arguments.root)
+    if arguments.root.exists() and not arguments.overwrite and not (is_of_tables and is_directory):
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.num_neighbors)
     if arguments.replicate and arguments.replicate_none:

@@ -238,6 +238,7 @@ def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | N
             f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
         )
     if not on_nodes and not on_edges:
-        close = did_you_mean(time_attr, [name for store in (*nodes.values(), *edges.values()) for name in store])
-        raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute{close}")
+        known = [name for store in (*nodes.values(), *edges.values()) for name in store]
+        meant = did_you_mean(time_attr, known) or f"; name one of {', '.join(sorted({*known}))}"
+        raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute{meant}")
     return on_nodes, on_edges
