@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from salientpp.datasets.converted.budget import read_bytes
 from salientpp.datasets.converted.convert import convert
 from salientpp.datasets.converted.directory import load_converted, open_arrays, read_converted
 from salientpp.datasets.tabular.changes import (
@@ -80,6 +81,7 @@ def partition_tables(
         OSError: a table cannot be read, or a file cannot be written. Finished steps are kept for the next run.
     """
     root, progress = Path(root), progress or Progress()
+    read_bytes(memory)  # a wrong text is an error even if nothing is to do
     asked = _arguments(num_parts, root, num_neighbors, batch_size, options)
     graph = described_tables(source)
     if not overwrite and has_manifest(root) and _is_complete(root, graph, asked, progress):

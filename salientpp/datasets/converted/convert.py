@@ -17,7 +17,7 @@ import numpy as np
 from salientpp.addresses import without_passwords
 from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
-from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.budget import Budget, read_bytes
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import manifest_text, needs_version_3
 from salientpp.datasets.converted.fetched import finder_for, names_addresses
@@ -102,6 +102,7 @@ def convert(
         OSError: the directory cannot be written. Finished steps are kept for the next run.
     """
     root, progress = Path(root), progress or Progress()
+    read_bytes(memory)  # a wrong text is an error even if nothing is to do
     with contextlib.ExitStack() as stack:
         if isinstance(source, Mapping) or (isinstance(source, str) and source.startswith(TABLES)):
             graph = described_tables(source)
