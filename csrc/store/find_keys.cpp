@@ -18,7 +18,8 @@ struct KeyColumn {
   const int64_t* offset;  // null: values of equal width
   int64_t width;          // of all bytes, if the column has offsets
 
-  KeyColumn(const Tensor& values, const std::optional<Tensor>& offsets, int64_t num_keys, const char* name)
+  KeyColumn(const Tensor& values, const std::optional<Tensor>& offsets, int64_t num_keys, const char* name,
+            const char* offsets_name)
       : offset(nullptr) {
     check_defined(values, name);
     check(values.scalar_type() == ScalarType::Byte && values.is_contiguous(), name, " must be contiguous uint8");
@@ -26,7 +27,7 @@ struct KeyColumn {
     bytes = static_cast<const char*>(values.const_data_ptr());
     width = offsets ? values.numel() : values.size(1);
     if (offsets) {
-      check_vector(*offsets, ScalarType::Long, "offsets");
+      check_vector(*offsets, ScalarType::Long, offsets_name);
       offset = int64_data(*offsets);
     }
     const int64_t rows = offsets ? offsets->numel() - 1 : values.size(0);
@@ -51,11 +52,11 @@ struct KeyColumn {
 
 std::vector<KeyColumn> open_columns(const std::vector<Tensor>& values,
                                     const std::vector<std::optional<Tensor>>& offsets, int64_t num_keys,
-                                    const char* name) {
+                                    const char* name, const char* offsets_name) {
   check(values.size() == offsets.size(), name, " must have offsets or None for each column, got ", offsets.size(),
         " for ", values.size(), " columns");
   std::vector<KeyColumn> columns;
-  for (size_t c = 0; c < values.size(); ++c) columns.emplace_back(values[c], offsets[c], num_keys, name);
+  for (size_t c = 0; c < values.size(); ++c) columns.emplace_back(values[c], offsets[c], num_keys, name, offsets_name);
   return columns;
 }
 
@@ -121,8 +122,8 @@ Tensor find_keys(const Tensor& hash, const Tensor& cells, int64_t first, int64_t
   check(!stored.empty() && stored.size() == wanted.size(),
         "stored and wanted must have the same columns, at least 1, got ", stored.size(), " and ", wanted.size());
   const int64_t size = hash.numel();
-  const auto own = open_columns(stored, stored_offsets, num_keys, "stored");
-  const auto asked = open_columns(wanted, wanted_offsets, size, "wanted");
+  const auto own = open_columns(stored, stored_offsets, num_keys, "stored", "stored_offsets");
+  const auto asked = open_columns(wanted, wanted_offsets, size, "wanted", "wanted_offsets");
   Tensor out = new_vector(size, ScalarType::Long);
   int64_t* place = mutable_int64_data(out);
   std::atomic<bool> is_inside{true};
@@ -134,7 +135,8 @@ Tensor find_keys(const Tensor& hash, const Tensor& cells, int64_t first, int64_t
         is_inside = false;
     });
   });
-  check(is_inside, "cells must ascend from 0 to the number of keys, and offsets to the number of bytes");
+  check(is_inside,
+        "cells must ascend from 0 to num_keys, and stored_offsets and wanted_offsets to the number of bytes");
   return out;
 }
 

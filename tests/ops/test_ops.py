@@ -366,7 +366,10 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
         (dict(wanted=[torch.zeros(2, 1, dtype=torch.uint8)]), "wanted must have 1 dimensions, got 2"),
         (dict(stored=[long(1)]), "stored must be contiguous uint8"),
         *(
-            (dict(change), "cells must ascend from 0 to the number of keys, and offsets to the number of bytes")
+            (
+                dict(change),
+                "cells must ascend from 0 to num_keys, and stored_offsets and wanted_offsets to the number of bytes",
+            )
             for change in (
                 dict(cells=long(0, 4)),
                 dict(cells=long(-1, 3)),
