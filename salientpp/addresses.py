@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Bytes that are read or written at once.
 PIECE = 16 * 2**20
 
+#: Types of file systems of pyarrow that have no folders, only names with slashes.
+WITHOUT_FOLDERS = ("s3", "gcs")
+
 #: Schemes that pyarrow reads itself.
 _OF_PYARROW = {"file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"}
 
@@ -132,6 +135,7 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
             did_you_mean(scheme, known) or f"; write {', '.join(sorted(_OF_PYARROW))} or another one that fsspec knows"
         )
         raise ValueError(f"{what}: {without_password(address)} has the unknown scheme {scheme}://{meant}") from error
+    system.invalidate_cache()  # one object serves the whole process and may keep listings, but each call shall see the files as they are
     if scheme not in ("http", "https"):
         return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, f"{scheme}://")
 

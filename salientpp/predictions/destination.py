@@ -15,17 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from salientpp.addresses import is_address, local_path, open_place, reason_of, without_password
+from salientpp.addresses import PIECE, WITHOUT_FOLDERS, is_address, local_path, open_place, reason_of, without_password
 from salientpp.files import where_to_write
 
 #: Object stores copy objects up to 5 GB by themselves. The bytes of larger ones pass through this process.
 _MOST_COPIED = 2**32
-
-#: Bytes that are copied at once.
-_CHUNK = 2**24
-
-#: File systems that have no folders, only names with slashes.
-_WITHOUT_FOLDERS = ("s3", "gcs")
 
 
 def folder_at(out: str | os.PathLike[str]) -> Folder:
@@ -151,7 +145,7 @@ class RemoteFolder(Folder):
     def prepare(self) -> None:
         probe = f".{secrets.token_hex(4)}"
         try:
-            if self._files.type_name not in _WITHOUT_FOLDERS:
+            if self._files.type_name not in WITHOUT_FOLDERS:
                 self._files.create_dir(self._path, recursive=True)
             with self._files.open_output_stream(self._at(probe)):
                 pass
@@ -186,7 +180,7 @@ class RemoteFolder(Folder):
         with self._files.open_input_stream(source) as old:
             try:
                 with self._files.open_output_stream(target) as new:
-                    while chunk := old.read(_CHUNK):
+                    while chunk := old.read(PIECE):
                         new.write(chunk)
             except BaseException:
                 # The stream was closed, so that a part of the file has the final name.

@@ -234,6 +234,12 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(local, tmp_path, path):
     assert not list(tmp_path.rglob("x.npy"))
 
 
+def test_a_description_of_tables_at_an_address_is_refused_without_its_secrets(tmp_path):
+    with pytest.raises(ValueError, match="must be a file of this host, got s3://b/g.toml; download it") as caught:
+        convert("tables:s3://user:secret@b/g.toml", tmp_path / "graph")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r'edges:s3://b/e.npy: s3://b/e.npy needs the "pyarrow" package'):

@@ -168,6 +168,26 @@ def test_files_that_a_cleaner_of_temporary_files_removed_are_copied_again(datase
     assert salientpp.load(address, part_id=1, verify="full").root == copy
 
 
+def test_listings_that_a_file_system_keeps_are_not_used_again(dataset_dir, tmp_path, monkeypatch):
+    files, kept = fsspec.filesystem("memory"), {}
+    info = type(files).info
+
+    def keeping(self, path, **options):
+        if path not in kept:
+            kept[path] = info(self, path, **options)
+        return kept[path]
+
+    other = salientpp.partition(random_data(seed=1, num_vertices=50), 1, tmp_path / "parts", [5, 3], 8).root
+    for root in (dataset_dir, other):
+        files.put(f"{root}/", "/listed/", recursive=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(files), "info", keeping)
+            patch.setattr(type(files), "invalidate_cache", lambda self, path=None: kept.clear())
+            there = copy_source.RemoteDirectory("memory://listed")
+            found = there.system.get_file_info(there.path_of("original_id.npy"))
+        assert found.size == (root / "original_id.npy").stat().st_size
+
+
 def test_a_part_that_does_not_exist_is_refused_as_in_a_directory_of_this_host(dataset_dir):
     for place in (dataset_dir, upload(dataset_dir, "memory://parts")):
         with pytest.raises(ValueError, match=r"part_id must be in \[0, 2\), got 7"):

@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from salientpp.addresses import without_password
+from salientpp.addresses import is_remote, without_password
 from salientpp.datasets.arrays import unreadable
 from salientpp.datasets.tabular.keyed import Policy
 from salientpp.files import first_line
@@ -125,6 +125,10 @@ def read_description(source: str | Path | Mapping[str, Any]) -> TableGraph:
     """
     if isinstance(source, Mapping):
         return _graph_of(dict(source), "tables", Path())
+    if is_remote(source):
+        raise ValueError(
+            f"the description of tables must be a file of this host, got {without_password(str(source))}; download it, and name the file"
+        )
     path = Path(source)
     return _graph_of(_read_toml(path), f"tables:{path}", path.parent)
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from salientpp.addresses import PIECE, in_words, is_remote, local_path, without_password
+from salientpp.addresses import PIECE, WITHOUT_FOLDERS, in_words, is_remote, local_path, without_password
 from salientpp.progress import Progress
 from salientpp.store.directory.copy_source import WHAT, RemoteDirectory
 from salientpp.store.directory.files import DatasetError, verify_file
@@ -23,9 +23,6 @@ from salientpp.suggestions import suggest_arguments
 
 #: File at the address while files are copied there: the fingerprint of the manifest.
 _MARK = "uploading.json"
-
-#: File systems that have no folders, only names with slashes.
-_WITHOUT_FOLDERS = ("s3", "gcs")
 
 
 @suggest_arguments
@@ -133,7 +130,7 @@ def _write(target: RemoteDirectory, name: str, source: BinaryIO) -> None:
     """Writes a file at the address. If that fails, the file is removed there. OSError if it cannot be written."""
     path, shown = target.path_of(name), f"{target.name}/{name}"
     with in_words(WHAT, shown, writes=True):
-        if target.system.type_name not in _WITHOUT_FOLDERS:
+        if target.system.type_name not in WITHOUT_FOLDERS:
             target.system.create_dir(path.rpartition("/")[0], recursive=True)
         file = target.system.open_output_stream(path)
         try:
