@@ -139,7 +139,7 @@ def _fsspec_place(address: str, scheme: str, what: str) -> Place:
     if scheme not in ("http", "https"):
         return Place(fs.PyFileSystem(fs.FSSpecHandler(system)), path, f"{scheme}://")
 
-    class WebFiles(fs.FSSpecHandler):  # type: ignore[misc]
+    class WebFiles(fs.FSSpecHandler):
         """Reads a stream in one request, because some web servers send files only from their beginning."""
 
         def open_input_stream(self, path: str) -> Any:

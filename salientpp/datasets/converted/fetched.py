@@ -1,7 +1,7 @@
 """Fetches the files of a source that lie at addresses, such as ``s3://bucket/edges-*.npy``, for readers that map files or read them in any order.
 
 A file gets the name of its version: of its address, size, time and etag. So a stopped run goes on with the same bytes, and a file that has changed is fetched
-again, as is a file of a web server that tells neither time nor etag. Links with the names of the addresses lead to the files, for the readers and for errors.
+again. So is a file of a web server that tells neither time nor etag. Links with the names of the addresses lead to the files, for the readers and for errors.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _begun(target: RemoteDirectory, manifest: dict[str, Any]) -> dict[str, int]:
             raise DatasetError(
                 f"{target.name} has other contents, perhaps from before the graph was partitioned again; remove them, or copy to another address"
             )
-        # Of equal contents, the manifest may differ all the same, and with it the file that says from which tables the graph was made.
+        # The workload is no part of the contents, nor is the file that says from which tables the graph was made.
         return sizes if there == manifest else others
     mark = target.text(_MARK)
     if mark is None and sizes:
