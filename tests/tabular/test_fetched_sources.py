@@ -90,8 +90,8 @@ def test_a_source_at_addresses_is_converted_as_files_are(local, at, tmp_path, so
         )
 
     steps = Steps()
-    here = convert(named(lambda path: str(local / path)), tmp_path / "here", memory="1GB")
-    there = convert(named(at), tmp_path / "there", memory="1GB", progress=steps)
+    here = convert(named(lambda path: str(local / path)), tmp_path / "here", memory="4GB")
+    there = convert(named(at), tmp_path / "there", memory="4GB", progress=steps)
     assert arrays_of(there) == arrays_of(here) and steps.fetched
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"], "the fetched files are removed"
     about = json.loads((there / "manifest.json").read_text())

@@ -82,7 +82,7 @@ CASES = [
     ("number_vertices", 9_000),
     ("join_edges", 0),
     ("join_edges", 60_000),
-    ("examine_columns", 0),
+    ("examine_table", 0),
     ("write_converted", 0),
     ("write_converted", 1_000),
     ("write_converted", 30_000),

@@ -59,7 +59,7 @@ def keys_of(piece: KeyedBatch, key: Sequence[str], what: str) -> list[pa.Array]:
         try:
             columns += canonical_keys([column], text)
         except ValueError:
-            row = first_unfit(column, lambda some: canonical_keys([some], text))
+            row = first_unfit(column, lambda some: canonical_keys([some], what))
             canonical_keys([column.slice(row, 1)], f"{text}, {piece.where(row)}")
             raise
     return columns
