@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,10 @@ def files_of(arguments: argparse.Namespace, *options: str) -> dict[str, Path]:
 
 def directory_of(text: str) -> Path:
     """Returns ``text`` as the path of a directory. It may also be the name of a converted graph, ``converted:DIR``."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"expected a directory on a disk, got {text!r}; copy it first: salientpp copy-to-disk {shlex.quote(text)} --to DIR"
+        )
     kind, _, path = text.partition(":")
     return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)
 

@@ -100,6 +100,8 @@ def test_info_describes_a_converted_graph(capsys, folder):
         ("plan npy:folder --hosts 1", "salientpp convert npy:folder graph; then: salientpp plan converted:graph --hosts 1"),
         ("analyze ogbl-ppa --parts 2", "salientpp convert ogbl-ppa graph; then: salientpp analyze converted:graph --parts 2"),
         ("analyze nothere", "salientpp analyze: nothere: no such file, directory or dataset; `salientpp analyze --help` names the kinds"),
+        ("analyze s3://b/graph", "s3://b/graph must be copied first: salientpp copy-to-disk s3://b/graph --to DIR; then: salientpp analyze DIR/graph"),
+        ("info s3://b/graph", "expected a directory on a disk, got 's3://b/graph'; copy it first: salientpp copy-to-disk s3://b/graph --to DIR"),
         ("plan sinthetic:num_vertices=9", "sinthetic:num_vertices=9: no such file, directory or dataset. Did you mean synthetic"),
         ("plan nothere.csv", "salientpp plan: nothere.csv: no such file"),
         ("partition edges:nofile.csv", "salientpp partition: nofile.csv: no such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -153,3 +154,27 @@ def test_a_database_may_lack_keys_times_and_numbers_and_have_fractions_of_second
     assert sorted(keys) == [row for row in range(len(orders)) if row != 3]
     # A row must not come earlier than it did.
     assert data["orders"].time[keys.index(0)] == pd.Timestamp("2025-02-01 00:00:01").timestamp()
+
+
+def test_examples_whose_rows_the_graph_lacks_are_left_out(root, tmp_path):
+    shutil.copytree(root, tmp_path / "shop")
+    path = tmp_path / "shop/tasks/customer-products/train.parquet"
+    train = pd.read_parquet(path)
+    number = int(train["product_id"].map(len)[1:].sum())
+    train.at[0, "customer_id"] = 10**6
+    train.at[1, "product_id"] = [*train.at[1, "product_id"], 10**6]
+    train.to_parquet(path, index=False)
+    job = tasks().Job(tasks().Task.read(tmp_path / "shop", "customer-products"))
+    assert sum(len(batch["products"].dst_pos_index) for batch in job.links()) == number
+
+
+def build_without_examples(rank: int, root: str) -> int:
+    return len(tasks().Job(tasks().Task.read(Path(root), "customer-active")).batches("train"))
+
+
+def test_a_rank_may_have_no_training_examples_while_the_model_is_made(root, tmp_path):
+    shutil.copytree(root, tmp_path / "shop")
+    path = tmp_path / "shop/tasks/customer-active/train.parquet"
+    train = pd.read_parquet(path)
+    train[train["customer_id"] == train["customer_id"][0]].to_parquet(path, index=False)
+    assert sorted(distributed.run(build_without_examples, 2, str(tmp_path / "shop"))) == [0, 1]

@@ -336,3 +336,12 @@ def test_uuids_are_keys_and_references(tmp_path, monkeypatch, form, of_keys):
     ]
     assert main(["describe", "customers.parquet", "calls.parquet", "--out", "graph.toml"]) == 0
     assert main(["convert", "tables:graph.toml", "graph"]) == 0
+
+
+def test_a_description_is_never_replaced(tmp_path, monkeypatch, capsys):
+    addresses = write_shop(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.toml").write_text("mine")
+    assert main(["describe", *addresses, "--out", "shop.toml"]) == 2
+    assert "--out: shop.toml exists and is not replaced, since you may have changed it" in capsys.readouterr().err
+    assert (tmp_path / "shop.toml").read_text() == "mine"

@@ -541,3 +541,15 @@ def test_a_command_killed_at_random_moments_writes_the_same_bytes_and_leaves_not
     )
     print(done.stdout)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_memory_is_an_error_even_if_nothing_is_to_do(tmp_path):
+    described = {"nodes": {"v": {"table": pa.table({"id": range(9)}), "key": "id"}}}
+    described["edges"] = {"v,to,v": {"table": pa.table({"a": range(9)}), "source": "a", "target": "a"}}
+    for write in (
+        lambda memory: convert(described, tmp_path / "graph", memory=memory),
+        lambda memory: partition_tables(described, 2, tmp_path / "parts", [2], 4, seeds="all", memory=memory),
+    ):
+        write("4GB")
+        with pytest.raises(ValueError, match="memory must be a number of bytes such as 4GB or 512MiB, got 'lots'"):
+            write("lots")
