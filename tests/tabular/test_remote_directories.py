@@ -196,21 +196,28 @@ def test_a_part_that_does_not_exist_is_refused_as_in_a_directory_of_this_host(da
 
 def _load(rank, address, root, disk):
     tempfile.tempdir = str(disk)
+    fetched, read = [], copy_source.RemoteDirectory.read
+
+    def noted(self, name, target, begin):
+        fetched.append(name)
+        read(self, name, target, begin)
+
+    copy_source.RemoteDirectory.read = noted
     batches = []
     for place in (root, address):
         part = salientpp.load(place)
         loader = NeighborLoader(part, [5, 3], "train", batch_size=8, shuffle=True, seed=3)
         batches.append([[batch.n_id.tolist(), batch.x.tolist()] for batch in loader])
-    return batches[0] == batches[1] and len(batches[0]) > 0, str(part.root)
+    return batches[0] == batches[1] and len(batches[0]) > 0, str(part.root), fetched
 
 
 def test_ranks_of_a_host_load_one_copy_from_an_address(dataset_dir, bucket, own_disk):
     address = upload(dataset_dir, bucket.at("shop/graphs"))
-    bucket.proxy.requests.clear()
     results = distributed.run(_load, NUM_PARTS, address, dataset_dir, own_disk)
-    assert [is_same for is_same, _ in results] == NUM_PARTS * [True] and len({root for _, root in results}) == 1
+    assert [is_same for is_same, _, _ in results] == NUM_PARTS * [True] and len({root for _, root, _ in results}) == 1
     assert json.loads((Path(results[0][1]) / "parts.json").read_text()) == {"parts": [0, 1]}
-    assert sum(request.startswith("GET") and "/indices.npy" in request for request in bucket.proxy.requests) == 1
+    fetched = [name for _, _, names in results for name in names]
+    assert "indices.npy" in fetched and len(fetched) == len(set(fetched)), "each file is fetched by one rank"
 
 
 def test_the_command_copies_in_both_directions_and_prints_no_secret(dataset_dir, bucket, tmp_path, capsys):
