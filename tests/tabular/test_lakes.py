@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from table_packages import package
 
+from salientpp.datasets import convert, load_dataset
 from salientpp.datasets.tabular.doors import Table, facts_of, open_table
 
 pa = package("pyarrow")
@@ -136,3 +137,15 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, kind, name):
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(ImportError, match=rf"nodes.t: {kind}:t is read with the '{name.partition('.')[0]}' package"):
         open_table([f"{kind}:t"], tmp_path, "nodes.t")
+
+
+def test_a_query_of_deltalake_is_a_table_and_a_table_of_it_is_written_as_an_address(tmp_path):
+    deltalake = package("deltalake")
+    deltalake.write_deltalake(tmp_path / "t", TABLE)
+    opened = deltalake.DeltaTable(tmp_path / "t")
+    query = deltalake.QueryBuilder().register("t", opened).execute("select id, v from t where v >= 90 order by v")
+    convert({"nodes": {"n": {"table": query, "key": "id"}}}, tmp_path / "graph")
+    data = load_dataset(f"converted:{tmp_path / 'graph'}")
+    assert sorted(data["n"].v.tolist()) == list(range(90, len(TABLE)))
+    with pytest.raises(ValueError, match=r"got .*DeltaTable; write delta:ADDRESS, or pass its to_pyarrow_table\(\)"):
+        convert({"nodes": {"n": {"table": opened, "key": "id"}}}, tmp_path / "other")

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from salientpp.addresses import is_remote, without_password
 from salientpp.datasets.arrays import unreadable
 from salientpp.datasets.tabular.keyed import Policy
+from salientpp.datasets.tabular.table_parts import instead_of, is_object
 from salientpp.files import first_line
 from salientpp.suggestions import did_you_mean
 
@@ -244,9 +245,10 @@ class _Entry:
         tables = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         for table in tables:
             is_address = isinstance(table, (str, Path)) and str(table)
-            if not is_address and not hasattr(table, "__arrow_c_stream__"):
+            if not is_address and not is_object(table):
                 raise ValueError(
                     f"{self.where}: table must be an address, a list of them, or an Arrow object (with __arrow_c_stream__), got {_shown(table)}"
+                    f"{instead_of(table)}"
                 )
         if not tables:
             raise ValueError(f"{self.where}: table must name at least one address, got an empty list")

@@ -24,6 +24,7 @@ from salientpp.datasets.tabular.table_parts import (
     ObjectPart,
     TablePart,
     facts_of_file,
+    instead_of,
     is_in_memory,
     is_object,
     with_types,
@@ -173,7 +174,7 @@ def open_table(tables: Sequence[object], base: Path, what: str) -> Table:
         else:
             raise ValueError(
                 f"{what}: a table must be an address or an object with __arrow_c_stream__, got a {type(table).__name__}"
-                f"{_advice(table)}"
+                f"{instead_of(table)}"
             )
     if not parts:
         raise ValueError(f"{what}: expected at least one address or object, got none")
@@ -222,8 +223,3 @@ def _parts_of(address: str, base: Path, what: str) -> list[TablePart]:
     if "\0" in address:
         raise ValueError(f"{what}: {without_password(address)!r} is not an address")
     return [FilePart(file, what) for file in find_table_files(address, base, what, tuple(FORMATS))]
-
-
-def _advice(table: object) -> str:
-    """Returns advice for a table that must be computed first."""
-    return "; call its collect() first" if hasattr(table, "collect") else ""

@@ -289,6 +289,20 @@ def is_object(value: Any) -> bool:
     return hasattr(value, "__arrow_c_stream__") or _kind_of_object(value) == "pandas.DataFrame"
 
 
+#: Methods of objects that are no tables -> what to pass instead.
+_INSTEAD = {
+    "collect": "call its collect() first",
+    "to_pyarrow_table": "write delta:ADDRESS, or pass its to_pyarrow_table()",
+    "to_arrow_batch_reader": "pass its to_arrow_batch_reader()",
+    "scan": "write iceberg:ADDRESS, or pass its scan().to_arrow_batch_reader()",
+}
+
+
+def instead_of(value: object) -> str:
+    """Returns advice for an object of another library that :func:`is_object` does not take; empty for others."""
+    return next((f"; {advice}" for method, advice in _INSTEAD.items() if hasattr(value, method)), "")
+
+
 class _Digest:
     """Binary file that keeps only the digest of what is written to it."""
 
