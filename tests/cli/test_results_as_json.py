@@ -101,7 +101,6 @@ def test_info_describes_a_converted_graph(capsys, folder):
         ("analyze ogbl-ppa --parts 2", "salientpp convert ogbl-ppa graph; then: salientpp analyze converted:graph --parts 2"),
         ("analyze nothere", "salientpp analyze: nothere: no such file, directory or dataset; `salientpp analyze --help` names the kinds"),
         ("analyze s3://b/graph", "s3://b/graph must be copied first: salientpp copy-to-disk s3://b/graph --to DIR; then: salientpp analyze DIR/graph"),
-        ("info s3://b/graph", "expected a directory on a disk, got 's3://b/graph'; copy it first: salientpp copy-to-disk s3://b/graph --to DIR"),
         ("plan sinthetic:num_vertices=9", "sinthetic:num_vertices=9: no such file, directory or dataset. Did you mean synthetic"),
         ("plan nothere.csv", "salientpp plan: nothere.csv: no such file"),
         ("partition edges:nofile.csv", "salientpp partition: nofile.csv: no such file"),
@@ -122,6 +121,14 @@ def test_info_describes_a_converted_graph(capsys, folder):
 )  # fmt: skip
 def test_an_error_says_what_to_do(capsys, folder, words, text):
     assert text in mistake(capsys, *words.split())
+
+
+def test_commands_of_a_disk_say_how_to_copy_an_address(capsys):
+    for command in ("info", "doctor"):
+        with pytest.raises(SystemExit, match="2"):
+            run(capsys, command, "s3://b/graph")
+        text = "expected a directory on a disk, got 's3://b/graph'; copy it first: salientpp copy-to-disk s3://b/graph --to DIR"
+        assert text in capsys.readouterr().err
 
 
 def test_a_converted_graph_without_its_kind_is_recognised(capsys, folder):
