@@ -126,7 +126,9 @@ def test_a_rank_that_does_not_answer_a_request_is_named_after_the_timeout(root, 
     results = distributed.run(_silent, 3, root, how, str(tmp_path), may_fail=True)
     for rank in (0, 2):
         text, seconds = results[rank]
-        assert re.match(rf"rank {rank}, batch \d, stage \w+: no answer from rank 1 within {TIMEOUT} s", text), text
+        # The other rank waits for rank 1 too, so on a slow machine it may owe an answer.
+        silent = {0: "rank 1|ranks 1, 2", 2: "rank 1|ranks 0, 1"}[rank]
+        assert re.match(rf"rank {rank}, batch \d, stage \w+: no answer from ({silent}) within {TIMEOUT} s", text), text
         assert seconds >= TIMEOUT
 
 

@@ -144,10 +144,8 @@ def order_of(value, name):
         return (1,)
     if name == "real":
         return (0, (1, 0, 0) if math.isnan(value) else (0, value, math.copysign(1, value)))
-    if name == "pair":
+    if name in ("pair", "list"):
         return (0, [(entry is None, entry or 0) for entry in value])
-    if name == "list":
-        return (0, repr(value))
     return (0, value.encode() if isinstance(value, str) else value)
 
 

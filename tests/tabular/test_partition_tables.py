@@ -74,7 +74,7 @@ def source(tmp_path) -> str:
     return write_shop(tmp_path / "shop")
 
 
-@pytest.mark.parametrize("options", [{}, {"topology": "parts", "order": "original", "memory": "1GB"}])
+@pytest.mark.parametrize("options", [{}, {"topology": "parts", "order": "original", "memory": "8GB"}])
 def test_one_command_writes_the_bytes_of_two(source, tmp_path, options):
     part = partitioned(source, tmp_path / "one", report=tmp_path / "report.json", **options)
     data = load_dataset(f"converted:{convert(source, tmp_path / 'graph', report=tmp_path / 'other.json')}")
@@ -282,7 +282,7 @@ def test_a_report_that_no_run_left_is_not_promised(source, tmp_path):
 
 def test_the_command_partitions_tables_and_says_that_nothing_changed(source, tmp_path, capsys):
     words = ["partition", source, str(tmp_path / "parts"), "--parts", "2", "--num-neighbors", "3,2", "--seeds", "customer:train"]  # fmt: skip
-    assert cli.main([*words, "--memory", "1GB", "--report", str(tmp_path / "report.json")]) == 0
+    assert cli.main([*words, "--memory", "8GB", "--report", str(tmp_path / "report.json")]) == 0
     assert json.loads((tmp_path / "report.json").read_text())["nodes"]["customer"]["vertices"] == 60
     before = contents(tmp_path / "parts")
     capsys.readouterr()
@@ -296,7 +296,7 @@ def test_the_command_partitions_tables_and_says_that_nothing_changed(source, tmp
     assert "batch_size was 1024, is 7. Pass overwrite (--overwrite)" in capsys.readouterr().err
     assert cli.main(["partition", source.removeprefix("tables:"), *words[2:]]) == 2
     assert f"put tables: before its name; write: salientpp partition {source}" in capsys.readouterr().err
-    assert cli.main(["partition", "synthetic", *words[2:], "--memory", "1GB"]) == 2
+    assert cli.main(["partition", "synthetic", *words[2:], "--memory", "8GB"]) == 2
     assert "--memory is only for tables:FILE.toml" in capsys.readouterr().err
     assert cli.main(["analyze", source, "--parts", "2"]) == 2
     assert f"salientpp convert {source} graph; then: salientpp analyze converted:graph" in capsys.readouterr().err
