@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from salientpp.addresses import without_password
 from salientpp.store.directory.kinds import has_manifest, is_converted
 from salientpp.suggestions import did_you_mean
 
@@ -88,9 +89,10 @@ def _check(text: str) -> None:
         first = f"salientpp convert {shlex.quote(source)} graph{undirected_hint(source)}"
         raise WrongName(f"{text} must be converted first: {first}; then", text, "converted:graph")
     if "://" in text:
-        copied = f"DIR/{text.rstrip('/').rpartition('/')[2]}"
+        shown = without_password(text)
+        copied = f"DIR/{shown.rstrip('/').rpartition('/')[2]}"
         raise WrongName(
-            f"{text} must be copied first: salientpp copy-to-disk {shlex.quote(text)} --to DIR; then", text, copied
+            f"{shown} must be copied first: salientpp copy-to-disk {shlex.quote(shown)} --to DIR; then", text, copied
         )
     if not Path(text).exists():
         raise WrongName(f"{text}: no such file, directory or dataset{did_you_mean(kind, KINDS)}", text)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from salientpp.addresses import without_password
 from salientpp.cli import terminal
 
 METHODS = (
@@ -79,8 +80,9 @@ def files_of(arguments: argparse.Namespace, *options: str) -> dict[str, Path]:
 def directory_of(text: str) -> Path:
     """Returns ``text`` as the path of a directory. It may also be the name of a converted graph, ``converted:DIR``."""
     if "://" in text:
+        shown = without_password(text)
         raise argparse.ArgumentTypeError(
-            f"expected a directory on a disk, got {text!r}; copy it first: salientpp copy-to-disk {shlex.quote(text)} --to DIR"
+            f"expected a directory on a disk, got {shown!r}; copy it first: salientpp copy-to-disk {shlex.quote(shown)} --to DIR"
         )
     kind, _, path = text.partition(":")
     return Path(path) if kind == "converted" and path and not Path(text).exists() else Path(text)

@@ -126,9 +126,11 @@ def test_an_error_says_what_to_do(capsys, folder, words, text):
 def test_commands_of_a_disk_say_how_to_copy_an_address(capsys):
     for command in ("info", "doctor"):
         with pytest.raises(SystemExit, match="2"):
-            run(capsys, command, "s3://b/graph")
+            run(capsys, command, "s3://user:secret@b/graph")
         text = "expected a directory on a disk, got 's3://b/graph'; copy it first: salientpp copy-to-disk s3://b/graph --to DIR"
-        assert text in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert text in err and "secret" not in err
+    assert "secret" not in mistake(capsys, "analyze", "s3://user:secret@b/graph?secret_key=secret")
 
 
 def test_a_converted_graph_without_its_kind_is_recognised(capsys, folder):
