@@ -13,15 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import reset_peak, resident_bytes, write_results
+from common import cost_of, run_step, write_results
 from large_graph import generate
 
 from salientpp.datasets import convert, load_dataset
@@ -47,13 +44,8 @@ def main() -> None:
         try:
             found = {}
             for step in STEPS:
-                options = ["--one", step, "--folder", folder, "--edges", edges, "--memory", arguments.memory]
-                done = subprocess.run([sys.executable, __file__, *map(str, options)], capture_output=True, text=True)
-                if done.returncode:
-                    raise RuntimeError(f"{step} of {edges} edges failed: {done.stderr}")
-                if step == "raw files":
-                    continue
-                found[step] = json.loads(done.stdout.splitlines()[-1])
+                found[step] = run_step(__file__, step, folder=folder, edges=edges, memory=arguments.memory)
+            del found["raw files"]
             for step, row in found.items():
                 rows.append({"edges_asked": edges, "step": step, **row})
                 if step.startswith("convert"):
@@ -73,21 +65,23 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
     if step == "raw files":
         write_raw(folder)
         return {}
-    reset_peak()
-    before, started, cpu = resident_bytes(), time.perf_counter(), time.process_time()
-    if step == "generate":
-        generate(
-            folder / "g", num_vertices=edges // DEGREE, average_degree=DEGREE, num_features=FEATURES, memory=memory
-        )
-    elif step == "in memory":
-        data = load_dataset(f"npz:{folder / 'raw.npz'}", undirected=True)
-        num_edges = Graph.from_data(data).num_edges
+    graphs = []
+
+    def work() -> None:
+        if step == "generate":
+            size = {"num_vertices": edges // DEGREE, "average_degree": DEGREE, "num_features": FEATURES}
+            generate(folder / "g", **size, memory=memory)
+        elif step == "in memory":
+            graphs.append(Graph.from_data(load_dataset(f"npz:{folder / 'raw.npz'}", undirected=True)))
+        else:
+            raw = "npz:raw.npz" if step == "convert npz" else "edges:raw.tsv,num_vertices={}"
+            kind, _, file = raw.format(edges // DEGREE).partition(":")
+            convert(f"{kind}:{folder / file}", folder / step, undirected=True, memory=memory)
+
+    cost = cost_of(work)
+    if step == "in memory":
+        num_edges = graphs[0].num_edges
     else:
-        raw = "npz:raw.npz" if step == "convert npz" else "edges:raw.tsv,num_vertices={}"
-        kind, _, file = raw.format(edges // DEGREE).partition(":")
-        convert(f"{kind}:{folder / file}", folder / step, undirected=True, memory=memory)
-    seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, resident_bytes(peak=True)
-    if step != "in memory":
         root = folder / ("g" if step == "generate" else step)
         manifest = json.loads((root / "manifest.json").read_text())
         num_edges = manifest["edge_types"][0]["num_edges"]
@@ -96,11 +90,8 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
         "vertices": edges // DEGREE,
         "edges": num_edges,
         "raw_bytes": (folder / read).stat().st_size if read else None,
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "edges_per_second": num_edges / seconds,
-        "peak_bytes": peak,
-        "above_start_bytes": peak - before,
+        "edges_per_second": num_edges / cost["seconds"],
+        **cost,
     }
 
 

@@ -19,15 +19,12 @@ import argparse
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import reset_peak, resident_bytes, write_results
+from common import cost_of, run_step, write_results
 
 SIZES = {"paper": 121_751_666, "author": 122_383_112, "institution": 25_721}
 RELATIONS = {
@@ -53,11 +50,7 @@ def main() -> None:
         for step in STEPS:
             if step.startswith("convert"):
                 WRITERS[step](folder, arguments.share)
-            command = [sys.executable, __file__, "--one", step, "--folder", str(folder), "--memory", arguments.memory]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{step} failed: {done.stderr}")
-            rows.append({"step": step, **json.loads(done.stdout.splitlines()[-1])})
+            rows.append({"step": step, **run_step(__file__, step, folder=folder, memory=arguments.memory)})
             print(rows[-1], flush=True)
     finally:
         shutil.rmtree(folder)
@@ -69,11 +62,10 @@ def measure(step: str, folder: Path, memory: str) -> dict:
     from salientpp.datasets import convert
     from salientpp.graph.typed import TypedGraph  # imported here, so that its memory counts as that before the call
 
-    reset_peak()
-    before, started, cpu = resident_bytes(), time.perf_counter(), time.process_time()
+    graphs = []
     if step.startswith("in memory"):
-        graph = TypedGraph.from_data(whole(folder / "mag"))
-        num_edges = sum(relation.indices.numel() for relation in graph.relations)
+        cost = cost_of(lambda: graphs.append(TypedGraph.from_data(whole(folder / "mag"))))
+        num_edges = sum(relation.indices.numel() for relation in graphs[0].relations)
     else:
         source = {
             "convert mag240m": f"mag240m:{folder / 'mag'}",
@@ -81,20 +73,17 @@ def measure(step: str, folder: Path, memory: str) -> dict:
             "convert Parquet table": f"edges:{folder / 'edges.npy'},nodes={folder / 'nodes.parquet'}",
         }[step]
         root = folder / "converted" / step.replace(" ", "-")
-        convert(source, root, undirected=True if "mag" in step else None, memory=memory, data=folder)
+        options = {"undirected": True if "mag" in step else None, "memory": memory, "data": folder}
+        cost = cost_of(lambda: convert(source, root, **options))
         manifest = json.loads((root / "manifest.json").read_text())
         num_edges = sum(each["num_edges"] for each in manifest["edge_types"])
-    seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, resident_bytes(peak=True)
     raw = {"mag240m": "mag", "citation2": "ogbl_citation2", "table": "nodes.parquet"}
     path = folder / next(file for name, file in raw.items() if name in step)
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     return {
         "edges": num_edges,
         "raw_bytes": sum(each.stat().st_size for each in files),
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "peak_bytes": peak,
-        "above_start_bytes": peak - before,
+        **cost,
     }
 
 

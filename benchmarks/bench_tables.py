@@ -14,16 +14,13 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from common import reset_peak, resident_bytes, write_results
+from common import cost_of, run_step, write_results
 
 from salientpp.datasets import convert
 
@@ -49,26 +46,19 @@ def main() -> None:
     for edges in arguments.edges:
         folder = Path(tempfile.mkdtemp(prefix="salientpp-tables-", dir=arguments.folder))
         try:
-            run("raw files", folder, edges, arguments.memory)
-            found = {step: run(step, folder, edges, arguments.memory) for step in STEPS}
+            found = {}
+            for step in ("raw files", *STEPS):
+                os.sync()  # so that the files of earlier steps do not slow this one
+                found[step] = run_step(__file__, step, folder=folder, edges=edges, memory=arguments.memory)
         finally:
             shutil.rmtree(folder)
-        for step, row in found.items():
+        for step in STEPS:
+            row = found[step]
             rows.append({"edges": edges, "vertices": edges // DEGREE, "step": step, **row})
             for name in ("seconds", "cpu_seconds"):
                 rows[-1][f"{name}_of_ids"] = row[name] / found["ids"][name]
             print(rows[-1], flush=True)
     write_results("tables", rows, memory=arguments.memory, key_bytes=KEY_BYTES)
-
-
-def run(step: str, folder: Path, edges: int, memory: str) -> dict:
-    """Runs a step in a process of its own, after the files of earlier steps have reached the disk."""
-    os.sync()
-    options = ["--one", step, "--folder", folder, "--edges", edges, "--memory", memory]
-    done = subprocess.run([sys.executable, __file__, *map(str, options)], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{step} of {edges} edges failed")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
@@ -82,21 +72,12 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
     described = {"nodes": nodes, "edges": {"node,to,node": link}}
     plain = f"edges:{folder / form}/edges-*.parquet,source=source,target=target,num_vertices={edges // DEGREE}"
     root = folder / "converted"
-    reset_peak()
-    before, started, cpu = resident_bytes(), time.perf_counter(), time.process_time()
-    convert(plain if step == "ids" else described, root, memory=memory)
-    seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, resident_bytes(peak=True)
+    cost = cost_of(lambda: convert(plain if step == "ids" else described, root, memory=memory))
     manifest = json.loads((root / "manifest.json").read_text())
     if manifest["edge_types"][0]["num_edges"] != edges:
         raise RuntimeError(f"{step}: expected {edges} edges, got {manifest['edge_types'][0]['num_edges']}")
     shutil.rmtree(root)
-    return {
-        "raw_bytes": sum(path.stat().st_size for path in (folder / form).iterdir()),
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "peak_bytes": peak,
-        "above_start_bytes": peak - before,
-    }
+    return {"raw_bytes": sum(path.stat().st_size for path in (folder / form).iterdir()), **cost}
 
 
 def write_raw(folder: Path, edges: int) -> None:

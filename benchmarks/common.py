@@ -132,6 +132,24 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def cost_of(call: Callable[[], Any]) -> dict[str, float]:
+    """Calls a function. Returns wall-clock and CPU seconds, and peak memory: in total, and above the memory before the call."""
+    reset_peak()
+    before, started, cpu = resident_bytes(), time.perf_counter(), time.process_time()
+    call()
+    seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, resident_bytes(peak=True)
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak, "above_start_bytes": peak - before}
+
+
+def run_step(script: str, step: str, **options: object) -> Any:
+    """Runs ``script --one STEP`` with further options in a process of its own. Returns what it prints last, read as JSON."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    done = subprocess.run([sys.executable, script, "--one", step, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{step} with {' '.join(words)} failed: {done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def process_figures(pid: int | str = "self") -> dict[str, float]:
     """CPU seconds and memory of one process, from /proc (Linux). Zeros if the process has ended.
 
