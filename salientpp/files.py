@@ -53,6 +53,17 @@ def where_to_write(error: OSError, otherwise: str) -> str:
     return f"{remedy}, or {otherwise}" if remedy else otherwise
 
 
+@contextlib.contextmanager
+def says_where_to_write(root: Path, otherwise: str) -> Iterator[None]:
+    """Turns system errors in a ``with`` block into errors of the same type that name ``root`` and give the advice of :func:`where_to_write`."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"{root} cannot be written ({error.strerror}); {where_to_write(error, otherwise)}"
+        ) from None
+
+
 def check_output(path: Path) -> None:
     """Raises ValueError if ``path`` cannot be written, as far as that is known in advance. Call it before long work whose result goes there."""
     try:

@@ -23,7 +23,7 @@ from salientpp.datasets.tabular.changes import (
 )
 from salientpp.datasets.tabular.description import TableGraph
 from salientpp.datasets.tabular.open import described_tables
-from salientpp.files import where_to_write
+from salientpp.files import says_where_to_write
 from salientpp.partitioning.assign import check_num_parts
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.typed import Fanouts
@@ -148,13 +148,8 @@ def _folder_beside(root: Path) -> Iterator[Path]:
     """Makes and locks the hidden folder beside ``root``. Yields the path of the converted graph inside it. Empty folders are removed at the end."""
     hidden = _hidden(root)
     made = [path for path in hidden.parents if not path.exists()]  # nearest first
-    try:
+    with says_where_to_write(root, "choose a root in a directory that you may write to"):
         hidden.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose a root in a directory that you may write to')}",
-        ) from None
     with alone(hidden, root):
         try:
             yield hidden / "graph"

@@ -29,7 +29,7 @@ from salientpp.datasets.converted.sources import open_source
 from salientpp.datasets.tabular.changes import check_report, is_made_of
 from salientpp.datasets.tabular.encoding import Encoding, load_encoding
 from salientpp.datasets.tabular.open import TABLES, described_tables, opened_tables
-from salientpp.files import where_to_write
+from salientpp.files import says_where_to_write
 from salientpp.progress import Progress
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, RUNS, Journal, alone, check_empty
 from salientpp.store.directory.kinds import CONVERTED, MANIFEST, has_manifest, is_converted
@@ -228,13 +228,8 @@ def write_converted(
         "finite": options.finite,
     }
     _check_directory(root)
-    try:
+    with says_where_to_write(root, "choose another directory"):
         root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose another directory')}",
-        ) from None
     with alone(root):
         complete = has_manifest(root)
         if complete and not overwrite:

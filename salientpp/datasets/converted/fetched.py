@@ -17,11 +17,10 @@ from pathlib import Path
 from salientpp.addresses import copy_bytes, is_remote, without_password
 from salientpp.datasets.converted.named_files import FILES, ON_THIS_HOST, Finder, check_kinds
 from salientpp.datasets.tabular.addresses import TableFile, find_files_below, find_table_files
-from salientpp.datasets.tabular.steps import DONE, working_folder
+from salientpp.datasets.tabular.steps import DONE, staged_beside, working_folder
 from salientpp.progress import Progress
 from salientpp.store.directory.files import sha256_of
 from salientpp.store.directory.journal import says_what_to_do, to_disk
-from salientpp.store.directory.owned import hidden_name
 
 
 def names_addresses(source: object) -> bool:
@@ -38,7 +37,7 @@ def finder_for(source: str, root: Path, progress: Progress) -> Iterator[Finder]:
     if not names_addresses(source):
         yield ON_THIS_HOST
         return
-    work = root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
+    work = staged_beside(root)
     with working_folder(work, root):
         yield FetchingFinder(work / "fetched", progress)
 

@@ -15,8 +15,8 @@ from typing import Any
 from salientpp.datasets.converted.directory import open_arrays, read_converted
 from salientpp.datasets.tabular.description import TableGraph
 from salientpp.datasets.tabular.doors import facts_of
-from salientpp.datasets.tabular.staging import staged_beside, task_of
-from salientpp.datasets.tabular.steps import discard_staged
+from salientpp.datasets.tabular.staging import task_of
+from salientpp.datasets.tabular.steps import discard_staged, staged_beside
 from salientpp.progress import Progress
 from salientpp.store.directory.journal import difference
 from salientpp.store.directory.origin import table_origin

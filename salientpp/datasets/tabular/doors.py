@@ -18,6 +18,7 @@ from salientpp.datasets.tabular.addresses import find_table_files
 from salientpp.datasets.tabular.column_types import joined_schema
 from salientpp.datasets.tabular.file_formats import FORMATS, sliced
 from salientpp.datasets.tabular.lakes import LAKES, open_lake
+from salientpp.datasets.tabular.rows import return_memory
 from salientpp.datasets.tabular.table_parts import (
     UNNAMED_INDEX,
     FilePart,
@@ -104,12 +105,10 @@ class Table:
             OSError: a file can no longer be read.
             ValueError: a file is damaged, or it changed; or a column is missing.
         """
-        import pyarrow as pa
-
         self.check_columns(columns, "batches()")
         for part in self._parts:
             yield from self._batches_of(part, columns, most_rows)
-            pa.default_memory_pool().release_unused()
+            return_memory()
 
     def head(self, columns: Sequence[str], total: int, most_rows: int) -> Iterator[TableBatch]:
         """Yields up to ``total`` rows, from the beginning of each part. Otherwise like :meth:`batches`."""

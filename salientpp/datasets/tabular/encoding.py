@@ -21,7 +21,7 @@ from salientpp.datasets.tabular.columns import CATEGORY, LIST, MOMENT, NUMBER, C
 from salientpp.datasets.tabular.doors import TableBatch, open_table
 from salientpp.datasets.tabular.encodings import SECOND, StagedColumns
 from salientpp.datasets.tabular.frame_columns import FRAME, col_stats_of, frame_of
-from salientpp.datasets.tabular.rows import RowsInMemory, plain_column, without_odd_nan
+from salientpp.datasets.tabular.rows import RowsInMemory, kept_column
 from salientpp.datasets.tabular.source import attributes_of, examine_table
 from salientpp.store.directory.origin import table_origin
 from salientpp.store.frames import check_installed, with_tables
@@ -256,7 +256,7 @@ class _Names:
 
 def _plain(batch: Any) -> Any:
     """Returns staged columns in the form in which a conversion keeps them."""
-    arrays = [without_odd_nan(plain_column(column)) for column in batch.columns]
+    arrays = [kept_column(column) for column in batch.columns]
     return type(batch).from_arrays(arrays, names=batch.schema.names)
 
 

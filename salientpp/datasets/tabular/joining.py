@@ -29,12 +29,11 @@ from salientpp.datasets.tabular.rows import (
     Dropped,
     RowFile,
     RowWriter,
-    plain_column,
+    kept_column,
     plain_type,
     portions,
     rows_to_read,
     scratch_folder,
-    without_odd_nan,
 )
 from salientpp.datasets.tabular.sorting import Sorting
 from salientpp.store.keys import adapt_keys, key_hash
@@ -278,7 +277,7 @@ class _Reading:
                         counted.add([column.filter(pa.array(unlike)) for column in own])
                     left_out = left_out | unlike
                 arrays += [pa.array(key_hash(adapted)), *adapted]
-            arrays += [without_odd_nan(plain_column(batch.column(name))) for name in self._columns]
+            arrays += [kept_column(batch.column(name)) for name in self._columns]
             edges = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             edges = edges.filter(pa.array(~left_out)) if left_out.any() else edges
             yield from portions([edges], self._working // _BATCH)

@@ -31,11 +31,10 @@ from salientpp.datasets.tabular.rows import (
     Dropped,
     RowFile,
     RowWriter,
-    plain_column,
+    kept_column,
     plain_type,
     rows_to_read,
     scratch_folder,
-    without_odd_nan,
 )
 from salientpp.datasets.tabular.sorting import Sorting
 from salientpp.store.keys import adapt_keys, key_hash
@@ -151,7 +150,7 @@ class _Numbering:
         most_rows = rows_to_read(self._table, names, self._working)
         for piece in self._table.batches(names, most_rows):
             keys, _ = adapt_keys(keys_of(piece, self._key_names, self._what), self.types, self._what)
-            columns = [without_odd_nan(plain_column(piece.batch.column(name))) for name in self._columns]
+            columns = [kept_column(piece.batch.column(name)) for name in self._columns]
             is_null = has_null(keys, piece.batch.num_rows)
             nulls.add(is_null, piece.where)
             yield self._batch(keys, columns, is_null, 0)

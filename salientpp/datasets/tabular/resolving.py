@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from salientpp.datasets.tabular.numbering import KEY_ROWS, NumberedVertices
-from salientpp.datasets.tabular.rows import gathered
+from salientpp.datasets.tabular.rows import gathered, return_memory
 from salientpp.datasets.tabular.sorting import MOST_BUCKETS, Buckets
 from salientpp.store.key_index import KeyIndex
 
@@ -52,21 +52,14 @@ class Indexes:
         path = vertices.keys.path
         if path not in self._made:
             self._made[path] = _index(vertices, 0, vertices.num_vertices)
-            _return_memory()
+            return_memory()  # keys were in memory twice while they were loaded
         return self._made[path]
 
     def while_reading(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the batches, then frees the indexes."""
         yield from batches
         self._made.clear()
-        _return_memory()
-
-
-def _return_memory() -> None:
-    # pyarrow keeps freed memory for later arrays. Keys were in memory twice while they were loaded, and numpy's arrays come next.
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
+        return_memory()
 
 
 def _index(vertices: NumberedVertices, begin: int, end: int) -> KeyIndex:

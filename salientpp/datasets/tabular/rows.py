@@ -273,7 +273,12 @@ def first_unfit(column: pa.Array, cast: Callable[[Any], object]) -> int:
     return bisect.bisect_left(range(1, len(column)), True, key=fails)
 
 
-def without_odd_nan(column: pa.Array) -> pa.Array:
+def kept_column(column: pa.Array) -> pa.Array:
+    """Returns a column in the form in which files of rows keep it: plain, and with one NaN."""
+    return _without_odd_nan(plain_column(column))
+
+
+def _without_odd_nan(column: pa.Array) -> pa.Array:
     """Returns a column of floats in which every NaN has the same bits, so that it is one value. Returns other columns unchanged."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -282,6 +287,13 @@ def without_odd_nan(column: pa.Array) -> pa.Array:
         return column
     is_nan = pc.is_nan(column)
     return pc.if_else(is_nan, pa.scalar(float("nan"), column.type), column) if pc.any(is_nan).as_py() else column
+
+
+def return_memory() -> None:
+    """Returns freed memory to the system, which pyarrow keeps for later arrays of its own. Arrays of numpy may then take it."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 @contextlib.contextmanager
@@ -303,7 +315,6 @@ def scratch_folder(work: Path) -> Iterator[Path]:
 
     At the end, pyarrow also returns the memory that it keeps for later arrays.
     """
-    import pyarrow as pa
 
     folder = work / "scratch"
     shutil.rmtree(folder, ignore_errors=True)
@@ -312,4 +323,4 @@ def scratch_folder(work: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        pa.default_memory_pool().release_unused()
+        return_memory()

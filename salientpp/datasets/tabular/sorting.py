@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from salientpp.datasets.tabular.order import CONTINUES, order_columns, sorted_positions, word_at
-from salientpp.datasets.tabular.rows import gathered, joined
+from salientpp.datasets.tabular.rows import gathered, joined, return_memory
 from salientpp.store.directory.journal import says_what_to_do
 
 if TYPE_CHECKING:
@@ -128,18 +128,16 @@ class Sorting:
     def _in_memory(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
-        pa.default_memory_pool().release_unused()  # pyarrow keeps the memory of the pieces that were joined, and of words below
+        return_memory()  # of the pieces that were joined
         leading = [batch.column(name).to_numpy() for name in self.leading]
         order = sorted_positions(leading, [batch.column(name) for name in self.rest])
-        pa.default_memory_pool().release_unused()
+        return_memory()
         return batch.take(pa.array(order))
 
     def _spread(
         self, batches: Iterable[pa.RecordBatch], level: _Level, low: int, high: int
     ) -> Iterator[pa.RecordBatch]:
         """Yields rows in order, whose word at a level is in [low, high]."""
-        import pyarrow as pa
-
         shift = max(0, (high - low + 1).bit_length() - MOST_BUCKETS.bit_length() + 1)
         num_buckets = ((high - low) >> shift) + 1
         buckets = Buckets(self.scratch / f"{next(self._serial)}.runs", self.schema, num_buckets)
@@ -147,7 +145,7 @@ class Sorting:
             words = level.words(batch)
             buckets.add(batch, ((words - np.uint64(low)) >> np.uint64(shift)).astype(np.uint16), words)
         buckets.finish()
-        pa.default_memory_pool().release_unused()
+        return_memory()
         first, capacity = 0, self.working // _SORTED
         while first < num_buckets:
             last, size = first + 1, int(buckets.sizes[first])

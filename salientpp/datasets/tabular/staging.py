@@ -28,10 +28,9 @@ from salientpp.datasets.tabular.keyed import key_types
 from salientpp.datasets.tabular.numbering import NumberedVertices, number_vertices
 from salientpp.datasets.tabular.rows import RowFile, plain_memory
 from salientpp.datasets.tabular.source import StagedGraph, describe_source, examine_table, staged_columns, unit_of
-from salientpp.datasets.tabular.steps import Steps, working_folder
+from salientpp.datasets.tabular.steps import Steps, staged_beside, working_folder
 from salientpp.processes import lazy
 from salientpp.progress import Progress
-from salientpp.store.directory.owned import hidden_name
 from salientpp.store.keys import adapt_keys
 
 T = TypeVar("T")
@@ -113,11 +112,6 @@ def open_tables(
 def task_of(graph: TableGraph, facts: Sequence[Sequence[Mapping[str, Any]]], encode_as: str | None) -> str:
     """Returns a text that differs if the description, a table or the encoding does. ``facts`` has those of each entry, and ``encode_as`` a digest."""
     return sha256(json.dumps([graph.text, graph.folder, facts, encode_as], sort_keys=True).encode()).hexdigest()
-
-
-def staged_beside(root: Path) -> Path:
-    """Returns the working folder of a conversion that writes ``root``."""
-    return root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
 
 
 def _planned_tables(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from salientpp.store.directory.journal import alone, save, says_what_to_do, to_disk
-from salientpp.store.directory.owned import half_written
+from salientpp.store.directory.owned import half_written, hidden_name
 
 T = TypeVar("T")
 
@@ -74,6 +74,11 @@ class Steps:
                     sizes[str(path.relative_to(folder))] = path.stat().st_size
             save(folder / DONE, json.dumps({"result": _facts_of(result), "sizes": sizes}, default=str))
         return _restored(kind, _finished(folder))
+
+
+def staged_beside(root: Path) -> Path:
+    """Returns the working folder of a conversion that writes ``root``."""
+    return root.absolute().with_name(hidden_name(root.absolute().name, "staged"))
 
 
 @contextlib.contextmanager

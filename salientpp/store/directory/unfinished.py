@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from salientpp.files import where_to_write
+from salientpp.files import says_where_to_write
 from salientpp.store.directory.description import FORMAT
 from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, Journal, alone, discard, has_steps
 from salientpp.store.directory.kinds import MANIFEST
@@ -68,13 +68,11 @@ def folder_beside(root: Path) -> Iterator[Path]:
                 path.rmdir()
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        with says_where_to_write(root, "choose a root in a directory that you may write to"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
         leave()
-        raise type(error)(
-            error.errno,
-            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose a root in a directory that you may write to')}",
-        ) from None
+        raise
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or (not made and found.st_uid != os.geteuid()):
         raise ValueError(f"{folder} is not a directory that you own; remove it, or choose another root")
