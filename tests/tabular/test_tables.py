@@ -31,6 +31,7 @@ from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.convert import Options, write_converted
 from salientpp.datasets.tabular import staging
 from salientpp.datasets.tabular.description import read_description
+from salientpp.datasets.tabular.rows import plain_memory
 from salientpp.datasets.tabular.staging import staged_tables
 from salientpp.progress import Progress
 from salientpp.store.keys import canonical_keys, key_hash
@@ -939,6 +940,16 @@ print(kilobytes("VmHWM") * 1024, asked)
     peak, asked = map(int, done.stdout.split())
     print(f"{peak:,} bytes resident of {asked:,}")
     assert peak <= asked, f"{peak:,} bytes resident, expected at most {asked:,}"
+
+
+def test_the_allocator_of_pyarrow_comes_back_after_the_last_of_several_conversions():
+    before, contexts = pa.default_memory_pool().backend_name, [plain_memory() for _ in range(3)]
+    for context in contexts:
+        context.__enter__()
+    for context in (contexts[0], contexts[2], contexts[1]):  # threads end in any order
+        assert pa.default_memory_pool().backend_name == "system"
+        context.__exit__(None, None, None)
+    assert pa.default_memory_pool().backend_name == before
 
 
 def test_resident_memory_stays_below_the_limit(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,17 +297,29 @@ def return_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
+#: Allocators of pyarrow that the contexts of :func:`plain_memory` found, in all threads. The first one comes back with the last context.
+_found = list[Any]()
+_changing = threading.Lock()
+
+
 @contextlib.contextmanager
 def plain_memory() -> Iterator[None]:
-    """Context in which Arrow's arrays come from the C library's allocator. That of pyarrow keeps more freed memory, and not the same amount in each run."""
+    """Context in which Arrow's arrays come from the C library's allocator. That of pyarrow keeps more freed memory, and not the same amount in each run.
+
+    The whole process has one such allocator, so contexts of several threads share the change.
+    """
     import pyarrow as pa
 
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
+    with _changing:
+        _found.append(pa.default_memory_pool())
+        pa.set_memory_pool(pa.system_memory_pool())
     try:
         yield
     finally:
-        pa.set_memory_pool(before)
+        with _changing:
+            if len(_found) == 1:
+                pa.set_memory_pool(_found[0])
+            _found.pop()
 
 
 @contextlib.contextmanager
