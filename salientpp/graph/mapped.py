@@ -110,8 +110,12 @@ def _unwritten_of(ranges: set[str], smaps: Iterable[str]) -> set[str]:
     found: set[str] = set()
     left, inside = set(ranges), None
     for line in smaps:
+        # Only addresses begin with a digit or a small letter. Most lines are of other mappings, and are skipped at once.
+        begins = line[0] > "Z" or line[0] <= "9"
+        if inside is None and not begins:
+            continue
         name, _, rest = line.partition(" ")
-        if not name.endswith(":"):  # a mapping begins
+        if begins:
             if not left:
                 break
             inside = name if name in left else None

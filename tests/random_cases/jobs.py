@@ -17,6 +17,7 @@ import re
 import tempfile
 import time
 import traceback
+import unittest.mock
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from random_cases.pool import HANG, Failed, Place, Pool
 from random_cases.scene import CONSTANTS, OF_SEEDS, Scene
 from random_cases.use import Report, Use
 
+from salientpp.loader import forecast
 from salientpp.ranks.failure import RankFailure
 
 #: Ways of using a loader, and their chances. ``N`` is a small number.
@@ -39,6 +41,9 @@ STEPS = {
     "epoch": 8, "leave N": 2, "set N": 2, "rounds": 1, "resume N": 3, "share state N": 2, "copy": 2, "pickle": 1, "fork": 1, "two": 2, "again N": 1,
     "call": 1, "lend": 1, "disagree": 1, "memory": 2, "reset": 1,
 }  # fmt: skip
+
+#: Numbers of trial batches of ``pad="fixed"``. Those of the package would take longer than all else in a job.
+_TRIAL = {"LEAST_TRIAL": 16, "MOST_TRIAL": 64}
 
 #: Steps for data in memory only.
 _IN_MEMORY = ("copy", "pickle", "fork")
@@ -88,8 +93,8 @@ class Job:
 
 
 def job_of(seed: int) -> Job:
-    """Returns the random job of an integer. Consecutive jobs share a graph, because partitioning takes longer than a job."""
-    graph = graph_of(random.Random(f"graph {seed // 2}"))
+    """Returns the random job of an integer. Four consecutive jobs share a graph, because partitioning takes as long as a job."""
+    graph = graph_of(random.Random(f"graph {seed // 4}"))
     r = random.Random(f"job {seed}")
     parts = graph.parts
     ranks = r.choice([w for w in (1, 2, 2, 3, 4, 4) if w <= parts or w % parts == 0]) if graph.is_directory else 1
@@ -119,7 +124,7 @@ def run_job(place: Place, job: Job, folder: Path) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with getattr(torch, job.mode)():
+            with getattr(torch, job.mode)(), unittest.mock.patch.multiple(forecast, **_TRIAL):
                 _use(place, job, folder, report)
         except Exception as error:
             error.__traceback__ = _described(report, error)

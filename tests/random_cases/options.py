@@ -178,6 +178,14 @@ def batch_sampler(d: Draft) -> str | None:
     )
 
 
+def batch_size(d: Draft) -> str | None:
+    if d.has("batch_sampler"):
+        return None
+    # At most 50 batches an epoch: the cost of a job grows with them, and no pipeline is deeper than that.
+    least = (d.graph.edges if d.link else d.graph.vertices) / 50
+    return d.pick(*(size for size in (1, 3, 4, 8, 8, 8, 100) if size >= least))
+
+
 def neg_sampling(d: Draft) -> str | None:
     if not d.link or d.has("neg_sampling_ratio"):
         return None
@@ -357,7 +365,7 @@ STRATEGIES: dict[str, Strategy] = {
     "drop_last": Strategy(0.12, of("True", "False")),
     "sampler": Strategy(0.1, sampler),
     "batch_sampler": Strategy(0.1, batch_sampler),
-    "batch_size": Strategy(1, unless(("batch_sampler",), "1", "3", "4", "8", "8", "8", "100")),
+    "batch_size": Strategy(1, batch_size),
     "num_workers": Strategy(0.35, of("0", "1", "1", "2", "3", "rank % 3")),
     "prefetch_factor": Strategy(0.3, lambda d: d.pick(1, 2, 5) if d.chosen.get("num_workers", "0") != "0" else None),
     "persistent_workers": Strategy(0.2, lambda d: "True" if d.chosen.get("num_workers", "0") != "0" else None),
