@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,9 +108,12 @@ MUTATIONS = [
 
 
 def outcome(mutation: Mutation, cases: int) -> tuple[bool, str]:
-    """Runs cases against the changed package until one fails. Returns True and the failing case, or False."""
-    kind = ["--kind", "jobs"] if mutation.cases == "jobs" else ["--kind", "models", "--target", mutation.cases]
-    command = [sys.executable, "-W", "ignore", "-m", "random_cases.run", *kind, "--cases", str(cases)]
+    """Runs cases against the changed package until one fails. Returns True and the failing case, or False.
+
+    Raises:
+        ValueError: the case fails against the package as it is, too.
+    """
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "salientpp"
         shutil.copytree(ROOT / "salientpp", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -118,22 +122,33 @@ def outcome(mutation: Mutation, cases: int) -> tuple[bool, str]:
         if text.count(mutation.old) != 1:
             raise ValueError(f"{mutation.file} must have {mutation.old!r} once, got {text.count(mutation.old)} times")
         path.write_text(text.replace(mutation.old, mutation.new))
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        begun = time.monotonic()
-        with subprocess.Popen(
-            command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        ) as process:  # fmt: skip
-            assert process.stdout is not None
-            last, found = "", None
-            for line in process.stdout:
-                last = line.strip() or last
-                if line.startswith("seed"):
-                    found = line.strip()
-                    break
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        found = found or (last if process.returncode > 0 else None)  # the package may not even be imported
+        found, last = _first_failure(mutation.cases, folder, 0, cases)
+    seed = re.match(r"seed (\d+)", found or "")
+    if seed is not None and _first_failure(mutation.cases, str(ROOT), int(seed[1]), 1)[0] is not None:
+        raise ValueError(f"case {seed[1]} fails without a change, too; mend that first: {found}")
     return found is not None, f"{time.monotonic() - begun:5.0f} s  {(found or last)[:160]}"
+
+
+def _first_failure(kind: str, folder: str, first: int, cases: int) -> tuple[str | None, str]:
+    """Runs cases against the package in a folder until one fails. Returns the line of the failure, or None, and the last line."""
+    of_kind = ["--kind", "jobs"] if kind == "jobs" else ["--kind", "models", "--target", kind]
+    command = [
+        sys.executable, "-W", "ignore", "-m", "random_cases.run", *of_kind, "--first", str(first), "--cases", str(cases)
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT / "tests", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        last, found = "", None
+        for line in process.stdout:
+            last = line.strip() or last
+            if line.startswith("seed"):
+                found = line.strip()
+                break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return found or (last if process.returncode > 0 else None), last  # the package may not even be imported
 
 
 def main(arguments: list[str]) -> int:

@@ -320,15 +320,16 @@ class Scene:
 
     def _order(self, seed: int, sizes: list[int], names: dict[str, Any], num_seeds: int) -> Order:
         job = self.job
-        shuffle = bool(eval(job.arguments.get("shuffle", "False"), CONSTANTS))  # any value counts, as in PyG
+        # Any value counts, as in PyG.
+        shuffle, drop_last = (
+            bool(eval(job.arguments.get(name, "False"), CONSTANTS)) for name in ("shuffle", "drop_last")
+        )
         batch_size = job.value("batch_size", 1)
         given = None
         if "batch_sampler" in job.arguments:
             given = [*itertools.islice(eval(job.arguments["batch_sampler"], names), 200)]
         elif "sampler" in job.arguments:
-            given = list(
-                BatchSampler(eval(job.arguments["sampler"], names), batch_size, bool(job.value("drop_last", False)))
-            )
+            given = list(BatchSampler(eval(job.arguments["sampler"], names), batch_size, drop_last))
         together = (self.layout.hosts or (1,))[0] if self.layout.cooperates else 1
         uneven = job.value("uneven") or ("wrap" if shuffle else "exact")
         return Order(
@@ -337,7 +338,7 @@ class Scene:
             seed,
             shuffle,
             batch_size * together,
-            bool(job.value("drop_last", False)),
+            drop_last,
             uneven,
             job.value("cooperate_batches"),
             given,
