@@ -24,9 +24,7 @@ from random_cases.models import (
     Outcome,
     Refused,
     cleared,
-    difference,
     graph_of_cases,
-    is_in_words,
     made_of,
     run_step,
 )
@@ -35,6 +33,7 @@ from random_cases.pool import Failed, Place, shared_pool
 import salientpp
 from salientpp.fullgraph import Constants, Preload, distribute, local, plan_for
 from salientpp.ranks.comm import Comm
+from salientpp.testing.steps import Rows, difference, is_in_words
 
 _PRODUCTS = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "LGConv", "SGConv", "TAGConv", "APPNP", "LEConv", "SimpleConv", "ClusterGCNConv", "GatedGraphConv"), aggr=())  # fmt: skip
 _ANY = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FiLMConv", "CGConv", "EdgeConv", "GENConv", "PNAConv", "NNConv", "GMMConv", "ResGatedGraphConv", "GeneralConv", "GINEConv", "AGNNConv", "FAConv", "GCN2Conv", "DNAConv", "PointNetConv", "PPFConv", "PointTransformerConv", "MFConv", "EGConv", "FeaStConv", "MixHopConv", "ARMAConv", "APPNP", "SGConv", "TAGConv", "RGATConv", "HEATConv", "PDNConv"))  # fmt: skip
@@ -103,21 +102,6 @@ def _is_left_out(choice: Choice, options: dict[str, Any]) -> bool:
         )
         is not None
     )
-
-
-class Rows:
-    """Graph of a rank in place of a batch of :func:`~random_cases.models.run_step`.
-
-    Attributes:
-        batch_size: number of rows that count.
-        n_id: ids of their vertices in the whole graph.
-    """
-
-    def __init__(self, part: Any, n_id: torch.Tensor, batch_size: int) -> None:
-        self.part, self.n_id, self.batch_size, self.edge_index = part, n_id, batch_size, part.edge_index
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return getattr(self.part, name)
 
 
 def options_of(case: Case) -> dict[str, Any]:

@@ -26,14 +26,13 @@ from random_cases.models import (
     Outcome,
     Refused,
     cleared,
-    difference,
     graph_of_cases,
-    is_in_words,
     made_of,
 )
 from torch_geometric.data import Data
 
 import salientpp
+from salientpp.testing.steps import difference, is_in_words
 
 #: Names of a model's arguments that inference does not give.
 _LACKS = ("node_type", "edge_type", "pos", "normal", "hs", "step", "x")

@@ -4,7 +4,7 @@ A job is a function of one integer.
 
 The law: a job either is refused on every rank, with an error that names an argument of the job. Or it gives, for every logical rank, the batches of the
 plainest loader of one process (:mod:`random_cases.plain`), bit for bit, after what its options are documented to change. Counted rows and bytes
-equal the predicted ones, memory stays within its budget, and nothing is left (:mod:`random_cases.leftovers`).
+equal the predicted ones, memory stays within its budget, and nothing is left (:mod:`salientpp.testing.leftovers`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from random_cases.data import Graph, directory, graph_of, simpler
-from random_cases.leftovers import Leftovers
 from random_cases.options import apart, arguments_of, unfolded
 from random_cases.pool import HANG, Failed, Place, Pool
 from random_cases.scene import CONSTANTS, OF_SEEDS, Scene
@@ -35,6 +34,7 @@ from random_cases.use import Report, Use
 
 from salientpp.loader import forecast
 from salientpp.ranks.failure import RankFailure
+from salientpp.testing.leftovers import Leftovers
 
 #: Ways of using a loader, and their chances. ``N`` is a small number.
 STEPS = {

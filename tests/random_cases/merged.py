@@ -7,19 +7,14 @@ One process makes the batches: some of a whole batch's last vertices are left ou
 
 from __future__ import annotations
 
-import itertools
 import random
 
-import torch
 from random_cases.choices import CONVS
 from random_cases.drawn import BY_ROW, Taste, drawn, one_of
 from random_cases.models import Case, Outcome, compared
-from torch_geometric.sampler import SamplerOutput
 
 import salientpp
-from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
-from salientpp.ways.sums.plan import Wire, plan_sums
-from salientpp.ways.sums.way import Partial
+from salientpp.testing.steps import summed
 
 #: Layers that need attributes of vertices, of which a batch with sums has none but x.
 _PLACED = {name for name, conv in CONVS.items() if any(word in conv.call for word in ("pos", "normal", "node_type"))}
@@ -78,43 +73,6 @@ def case_of(seed: int) -> Case:
         "merged",
         tuple(options.items()),
     )
-
-
-def summed(batch, data, seed, reduction, weight):
-    """Returns a batch in which sums of rows replace rows, as a loader with ``partial_aggregation`` gives it."""
-    sampled, edges = list(batch.num_sampled_nodes), list(batch.num_sampled_edges)
-    mfg = SamplerOutput(batch.n_id, batch.edge_index[0], batch.edge_index[1], batch.e_id, None, sampled, edges)
-    draw = torch.Generator().manual_seed(seed)
-    owner = torch.randint(-1, 2, (sampled[-1],), generator=draw)
-    left, sums = plan_sums(mfg, owner, 2, Wire(40, 1))
-    rows = data.x[sums.source]
-    if weight is not None:
-        rows = rows * data[weight][sums.edge].view(-1, 1)
-    values = [
-        {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[reduction](each, 0)
-        for each in rows.split(sums.size.tolist())
-    ]
-    value = torch.stack(values) if values else rows[:0]
-    partial = Partial(sums.target, value, sums.size, reduction, weight)
-    counts = left.num_sampled_edges
-    delivered = Delivered(
-        partial, len(counts), batch.batch_size, left.node.numel(), tuple(itertools.accumulate(counts))
-    )
-    made = batch.clone()
-    made.edge_index, made.n_id, made.e_id, made.partial = (
-        torch.stack([left.row, left.col]),
-        left.node,
-        left.edge,
-        partial,
-    )
-    for name in ("x", "pos", "normal", "node_type"):
-        made[name] = data[name][left.node].clone()
-    for name in ("edge_weight", "edge_attr", "edge_type"):
-        made[name] = data[name][left.edge].clone()
-    for name, role in (("edge_index", EDGES), ("x", ROWS), (weight, EDGE_WEIGHTS)):
-        if name is not None:
-            made[name] = mark(made[name], delivered, role, given=True)
-    return made
 
 
 def outcome_of(case: Case) -> Outcome:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import random
 import re
 import sys
 import textwrap
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from random_cases.choices import HELPERS, Choice, choices
-from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 import salientpp
+from salientpp.testing import steps
+from salientpp.testing.steps import copy_values, difference, graph, is_in_words
 
 IMPORTS = """\
 import itertools, math, types
@@ -66,102 +64,17 @@ OUTPUTS = (
 PENALTIES = ("none", "none", "none", "none", "gradient", "hessian")
 
 
-# --- code that scripts contain -----------------------------------------------------------------------------------
+#: Attributes of a batch that every model is called with.
+NAMES = ("x", "edge_index", "edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
 
 
-def graph():
-    draw = torch.Generator().manual_seed(1)
-    ends = torch.randint(110, (2, 300), generator=draw)
-    ends[0, :15] = ends[1, :15]  # self-loops
-    ends[:, 20:40] = ends[:, 40:60]  # repeated edges
-    rows = {
-        name: torch.randn(120, size, generator=draw).double() for name, size in (("x", 6), ("pos", 3), ("normal", 3))
-    }
-    edges = {
-        "edge_weight": torch.rand(300, generator=draw).double() + 0.1,
-        "edge_attr": torch.rand(300, 3, generator=draw).double(),
-    }
-    kinds = {
-        "edge_type": torch.randint(3, (300,), generator=draw),
-        "node_type": torch.randint(2, (120,), generator=draw),
-    }
-    return Data(edge_index=ends, **rows, **edges, **kinds)
-
-
-def copy_values(model, other):
-    """Copies parameters and buffers: some layers of PyG leave parameters without values. A state dictionary would also read parametrised weights."""
-    for value, copied in zip([*model.parameters(), *model.buffers()], [*other.parameters(), *other.buffers()]):
-        copied.data.copy_(value.data)
-
-
-def run_step(model, begin, batch, step, mode, given, penalty):
-    """Returns the seeds' outputs, gradients, buffers and inputs of one call by name. Gradients are of a fixed sum over seeds."""
-    torch.manual_seed(step)
-    model.train(mode == "train")
-    begin(model, step)
-    names = ("x", "edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
-    tensors = {name: batch[name] if given == "stored" else batch[name].clone() for name in names}
-    floating = ("x", "edge_weight", "edge_attr", "pos") if given in ("leaf", "computed") else ()
-    learnt = {name: tensors[name].requires_grad_() for name in floating}
-    if given == "computed":
-        tensors.update({name: value * 1 for name, value in learnt.items()})
-    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
-    with modes.get(mode, torch.enable_grad)():
-        whole = model(tensors["x"], batch.edge_index, *(tensors[name] for name in names[1:]), step)
-    outputs = (
-        list(whole.values())
-        if isinstance(whole, dict)
-        else list(whole)
-        if isinstance(whole, (tuple, list))
-        else [whole]
+def run_step(
+    model: Any, begin: Callable[[Any, int], None], batch: Any, step: int, mode: str, given: str, penalty: str
+) -> dict[str, torch.Tensor]:
+    """Runs a step of a model of a case; see :func:`salientpp.testing.steps.run_step`."""
+    return steps.run_step(
+        model, batch, NAMES, step, mode, given, penalty, begin=lambda: begin(model, step), more=(step,)
     )
-    is_rows = [out.dim() == 2 for out in outputs]
-    outputs = [out[: batch.batch_size] if rows else out for out, rows in zip(outputs, is_rows)]
-    found = {f"output {k}": out.detach().clone() for k, out in enumerate(outputs)}
-    ids = batch.n_id[: batch.batch_size]
-    loss = 0
-    for out, rows in zip(outputs, is_rows):
-        number = torch.arange(out.numel()).view(out.shape)
-        if rows:
-            number = ids[: len(out), None] * out.size(1) + number[:1]
-        loss = loss + (out * (number + 1.0).double().cos()).sum() + out.square().sum()
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    wanted = {**parameters, **learnt}
-    if mode not in modes and loss.requires_grad and penalty == "hessian" and wanted:
-        firsts = torch.autograd.grad(loss, list(wanted.values()), create_graph=True, allow_unused=True)
-        loss = sum((first * first.detach().cos()).sum() for first in firsts if first is not None)
-    elif mode not in modes and loss.requires_grad and penalty == "gradient" and learnt:
-        first = torch.autograd.grad(loss, learnt["x"], create_graph=True, allow_unused=True)[0]
-        loss = loss if first is None else loss + first.square().sum()
-    for value in wanted.values():
-        value.grad = None
-    if mode not in modes and getattr(loss, "requires_grad", False):
-        loss.backward()
-    found.update({f"gradient of {name}": value.grad for name, value in wanted.items() if value.grad is not None})
-    found.update({f"buffer {name}": value.detach().clone() for name, value in model.named_buffers()})
-    found.update({f"input {name}": value.detach().clone() for name, value in tensors.items()})
-    return found
-
-
-def difference(expected, got):
-    """Returns the name of the first tensor that differs, and by how much relative to its largest value; None if all are equal."""
-    slopes = [value.abs().max() for name, value in expected.items() if name.startswith("gradient") and value.numel()]
-    largest = max(slopes, default=0)  # a gradient that is nearly 0 is a sum of large terms, which are rounded
-    seeds = max(
-        (value.abs().max() for name, value in expected.items() if name.startswith("output") and value.numel()),
-        default=0,
-    )
-    if any(value.is_floating_point() and not value.isfinite().all() for value in expected.values()):
-        return None
-    for name in [*expected, *(got.keys() - expected.keys())]:
-        one, other = (found.get(name, torch.zeros(())).double() for found in (expected, got))
-        if name in expected and name in got and one.shape != other.shape:
-            return name, f"{tuple(one.shape)} and {tuple(other.shape)}"
-        off = (one - other).abs().max() if (one - other).numel() else 0
-        scale = largest if name.startswith("gradient") else max(one.abs().max() if one.numel() else 0, 1e-5 * seeds)
-        if not off <= 1e-9 * scale:
-            return name, float(off / scale)
-    return None
 
 
 # --- cases ---------------------------------------------------------------------------------------------------------
@@ -409,17 +322,6 @@ def cleared() -> Iterator[None]:
             handle.remove()
 
 
-def is_in_words(error: BaseException, model: torch.nn.Module, arguments: tuple[str, ...] = ()) -> bool:
-    """Returns True if the package raised an error on purpose, and the text names the model, one of its modules or an argument."""
-    if not isinstance(error, (ValueError, TypeError, RuntimeError)):
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if "salientpp" not in Path(last.filename).parts or not (last.line or "").startswith("raise"):
-        return False
-    names = {type(each).__name__ for each in model.modules()} - {"Model"}
-    return any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in {*names, "model", *arguments})
-
-
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
     """Drops choices of a failing case, and simplifies the rest, while it still fails."""
     while True:
@@ -470,12 +372,10 @@ case = {case!r}
 if __name__ == "__main__":
     print(source_of(case), TARGETS[case.target].outcome_of(case))
 '''
-    code = "\n\n".join(inspect.getsource(each) for each in (graph, copy_values, run_step, difference))
     return f'''"""Random model {case.seed}: {", ".join(case.kinds)}."""
 
 {IMPORTS}
-
-{code}
+from salientpp.testing.steps import copy_values, difference, graph, run_step
 
 {source_of(case)}
 
@@ -486,6 +386,9 @@ salientpp.nn.trim(model, **{dict(case.options)!r})
 data = graph()
 batches = {_loader_text(case)}
 for step, (batch, mode) in enumerate(zip(batches, {case.modes!r})):
-    arguments = batch, step, mode, {case.given!r}, {case.penalty!r}
-    print(mode, difference(run_step(plain, begin, *arguments), run_step(model, begin, *arguments)))
+    expected, got = (
+        run_step(each, batch, {NAMES!r}, step, mode, {case.given!r}, {case.penalty!r}, begin=lambda: begin(each, step), more=(step,))
+        for each in (plain, model)
+    )
+    print(mode, difference(expected, got))
 '''

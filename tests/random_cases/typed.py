@@ -15,14 +15,12 @@ from random_cases.models import (
     Outcome,
     Refused,
     cleared,
-    copy_values,
-    difference,
-    is_in_words,
     namespace_of,
 )
 from torch_geometric.data import HeteroData
 
 import salientpp
+from salientpp.testing.steps import copy_values, difference, is_in_words
 
 _TYPES = "a", "b"
 _RELATIONS = ("a", "to", "a"), ("a", "of", "b"), ("b", "by", "a")

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from random_cases.merged import summed
-from random_cases.models import graph
 from torch import Tensor, nn
 from torch_geometric.nn import EdgeConv, GATConv, GraphConv, MessagePassing, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from salientpp import NeighborLoader
 from salientpp.nn import merge_check, merge_partial
+from salientpp.testing.steps import graph, summed
 
 
 class Centred(GraphConv):
