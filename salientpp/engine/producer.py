@@ -20,12 +20,13 @@ from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Stage
 from salientpp.engine.request import Attendance, Request
 from salientpp.engine.stages import BatchStages, Sampled
-from salientpp.engine.way import PlacesByType, Way
+from salientpp.engine.way import PlacesByType, TiersByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, completed, forks, lazy, may_compute_in_parallel
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
+from salientpp.store.exchange import Column
 from salientpp.store.fetch import Fetch, InPlace, Packed
 
 #: Function that calls the user's code, instead of the stages: seed positions and draw keys -> complete batch.
@@ -56,6 +57,19 @@ class Drawn:
         return cls(mfg, look_up(ids_by_type(mfg.node)), notes, list_bytes)
 
 
+def _check_rows(way: Way, tiers: TiersByType, columns: Sequence[Column]) -> None:
+    """Raises ValueError if a tier lacks the rows of a column, or holds them in another form than the part does, for instance not encoded."""
+    for type_, name in columns:
+        home, *others = (tier.rows.get(name) for tier in (tiers[type_].home, *tiers[type_].near, *tiers[type_].copies))
+        for rows in others:
+            expected, got = (None if each is None else (each.dtype, [*each.shape[1:]]) for each in (home, rows))
+            if expected != got:
+                raise ValueError(
+                    f"ways: the tiers of {way.name!r} must have the rows of {name!r} as the part has them, each {expected}, got {got}; give a tier "
+                    "the rows of all columns, encoded if columns are, or leave the way or the option out"
+                )
+
+
 class Producer:
     """Makes the batches of one engine. It takes the arguments of :class:`Engine`."""
 
@@ -64,6 +78,7 @@ class Producer:
         tiers: Any = basis.tiers()
         for way in ways:
             tiers = way.place(basis, tiers)
+            _check_rows(way, tiers, basis.source.exchanged)
         late = [way.name for way in ways if way.finds_late]
         if len(late) > 1:
             raise ValueError(

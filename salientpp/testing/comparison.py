@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -53,3 +55,35 @@ def compare(ours: Iterable[Any], want: Iterable[Any]) -> list[str]:
             return [*wrong, f"{number} batches, then only {'ours' if other is None else 'theirs'}"]
         wrong += [f"batch {number}: {at}" for at in differences(one, other)]
     return wrong
+
+
+# --- random cases -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Error in words with which the package refused a random case."""
+
+    text: str
+
+
+#: Result of a random case. None: it is right. A text: what is wrong.
+Outcome = Refused | str | None
+
+
+def judge(found: Sequence[Sequence[Any]]) -> None:
+    """Fails the test if a case has failed on a rank, or only some ranks refuse it. Skips the test if all cases are refused.
+
+    ``found`` has (case, outcome on each rank) for each case.
+    """
+    for case, *outcomes in found:
+        wrong = [f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes) if isinstance(outcome, str)]
+        if not wrong and len({isinstance(outcome, Refused) for outcome in outcomes}) > 1:
+            wrong = [f"only some ranks refuse: {outcomes}"]
+        if wrong:
+            pytest.fail(
+                "\n".join([f"a case fails; to run it alone, set first = {case.seed} and cases = 1", str(case), *wrong]),
+                pytrace=False,
+            )
+    if all(isinstance(outcome, Refused) for _, *outcomes in found for outcome in outcomes):
+        pytest.skip(f"every case is refused: {found[0][1].text}")

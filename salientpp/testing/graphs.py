@@ -102,3 +102,24 @@ TYPED_FANOUTS = {
     ("paper", "cites", "paper"): [5, 0],
     ("venue", "prints", "paper"): [2, -1],
 }
+
+
+#: Dtype and shape of a row, as :func:`random_rows` takes them.
+ROW_WORDS = (
+    "float32 3", "float32 3", "float32 3", "float32 16", "float64 2", "float16 5", "bfloat16 4", "int64 2", "uint8 3", "bool 2", "complex64 2", "int32 1",
+    "float32 -", "int16 -", "float32 0", "float32 2,3",
+)  # fmt: skip
+
+
+def random_rows(r: np.random.Generator, size: int, words: str, more: bool = False) -> Tensor:
+    """Returns rows [size, ...] of the dtype and shape in ``words``. ``more``: they are wider, as in types of different widths."""
+    dtype, width = words.split()
+    shape = [] if width == "-" else [int(each) for each in width.split(",")]
+    if more and len(shape) == 1 and shape[0]:
+        shape[0] += 2  # types with other widths
+    bits = torch.from_numpy(r.integers(-100, 100, (size, *shape)))
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point or kind.is_complex:
+        found = (bits.double() + torch.from_numpy(r.random((size, *shape)))).to(kind)
+        return torch.complex(found.real, found.real * 2) if kind.is_complex else found
+    return bits % 2 == 0 if kind == torch.bool else (bits % 100 if kind == torch.uint8 else bits).to(kind)

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.fullgraph import distribute, local
+from salientpp.testing.comparison import Outcome, Refused, judge
 from salientpp.testing.ranks import run_ranks
 from salientpp.testing.steps import Rows, copy_values, difference, graph, is_in_words, run_step, summed
 
@@ -48,17 +49,6 @@ class ModelCase:
     modes: tuple[str, ...]
     given: str
     options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Error in words with which a conversion refused a model."""
-
-    text: str
-
-
-#: None: the converted model is right. Otherwise what differs, and by how much.
-Outcome = Refused | tuple[str, Any] | None
 
 
 class ModelLaws:
@@ -92,29 +82,18 @@ class ModelLaws:
         return model
 
     def test_a_trimmed_model_computes_the_same(self) -> None:
-        self._judge(outcomes(type(self), trimmed))
+        judge(outcomes(type(self), trimmed))
 
     def test_a_model_over_sums_computes_the_same(self) -> None:
-        self._judge(outcomes(type(self), over_sums))
+        judge(outcomes(type(self), over_sums))
 
     @pytest.mark.parametrize("world", [1, 2, 3], ids="{} ranks".format)
     def test_a_model_over_ranks_computes_the_same(self, world: int) -> None:
         of_ranks = run_ranks(outcomes_on_rank, world, type(self))
-        for case, *found in zip(of_ranks[0], *of_ranks):
-            if len({isinstance(outcome, Refused) for _, outcome in found}) > 1:
-                pytest.fail(f"only some ranks refuse {case[0]}: {found}", pytrace=False)
-        self._judge([each for of_rank in of_ranks for each in of_rank])
+        judge([(rows[0][0], *(outcome for _, outcome in rows)) for rows in zip(*of_ranks)])
 
     def test_inference_computes_the_same(self) -> None:
-        self._judge(outcomes(type(self), inferred))
-
-    def _judge(self, found: list[tuple[ModelCase, Outcome]]) -> None:
-        for case, outcome in found:
-            if isinstance(outcome, tuple):
-                pytest.fail(f"{outcome[0]} differs by {outcome[1]} in {case}", pytrace=False)
-        refused = [outcome.text for _, outcome in found if isinstance(outcome, Refused)]
-        if len(refused) == len(found):
-            pytest.skip(refused[0])
+        judge(outcomes(type(self), inferred))
 
 
 # --- cases ------------------------------------------------------------------------------------------------
@@ -135,7 +114,8 @@ def outcomes(laws: type[ModelLaws], run: Run) -> list[tuple[ModelCase, Outcome]]
             seed, tuple(r.choices(_MODES, k=3)), r.choice(("leaf", "computed", "constant")), _options(run, r)
         )
         try:
-            found.append((case, run(laws, case, plain, other)))
+            wrong = run(laws, case, plain, other)
+            found.append((case, None if wrong is None else f"{wrong[0]} differs by {wrong[1]}"))
         except Exception as error:
             if not is_in_words(error, plain, _ARGUMENTS):
                 raise AssertionError(f"{type(error).__name__}: {error}, in {case}") from error

@@ -36,9 +36,9 @@ Case = tuple[str, dict[str, Any]]
 # --- graphs -----------------------------------------------------------------------------------------------
 
 
-def one_type() -> Data:
+def one_type(num_vertices: int = 240, num_edges: int = 1300, seed: int = 3) -> Data:
     """Makes a graph with times, and edge attributes of several dtypes. Its parts get different numbers of seeds."""
-    data = random_data(240, 1300, seed=3, directed=True, edge_attributes=True)
+    data = random_data(num_vertices, num_edges, seed=seed, directed=True, edge_attributes=True)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
     data.edge_time = torch.randint(20, (data.num_edges,), generator=generator)
@@ -70,7 +70,7 @@ def fewer_edges(mfg: Mfg) -> Mfg:
 
 
 def with_note(batch: Data) -> Data:
-    batch.note = batch.n_id.sum()
+    batch.note = sum(store.n_id.sum() for store in batch.node_stores if "n_id" in store)
     return batch
 
 
@@ -196,9 +196,14 @@ def make(
     of, kind, given = case
     place = root / of / form if hosts is None else hosts[of]
     part = salientpp.load(place, storage_ranks=storage_ranks)
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_neighbors": FANOUTS, **given, **more}
-    if of == "typed":
-        options["num_neighbors"] = TYPED_FANOUTS
+    num_neighbors = FANOUTS if of == "one" else TYPED_FANOUTS
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_neighbors": num_neighbors, **given, **more}
+    return loader_over(part, of, kind, options, sampler)
+
+
+def loader_over(data: Any, of: str, kind: str, options: dict[str, Any], sampler: MakeSampler = None) -> Any:
+    """Makes a loader of vertices or of links, with default seeds, over a graph of one type or of several."""
+    options = {**options}
     if kind == "node":
         options.setdefault("input_nodes", "train" if of == "one" else ("paper", "train"))
         made: Any = NeighborLoader
@@ -208,11 +213,11 @@ def make(
         made = LinkNeighborLoader
     for name, value in options.items():
         if isinstance(value, str) and value.startswith("by "):
-            options[name] = _own(part, name)
+            options[name] = _own(data, name)
     num_neighbors = options.pop("num_neighbors")
     if sampler is not None:
-        options["neighbor_sampler"] = sampler(part, num_neighbors, options)
-    return made(part, num_neighbors, **options)
+        options["neighbor_sampler"] = sampler(data, num_neighbors, options)
+    return made(data, num_neighbors, **options)
 
 
 def _own(part: PartitionedGraph, name: str) -> Tensor:

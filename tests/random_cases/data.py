@@ -24,6 +24,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
+from salientpp.testing.graphs import ROW_WORDS, random_rows
 
 #: Kinds of data, and their chance.
 FORMS = {"directory": 8, "typed directory": 6, "Data": 3, "HeteroData": 2, "stores": 1, "typed stores": 1}
@@ -51,11 +52,8 @@ TOPOLOGIES = ("whole", "parts")
 #: Shapes of the edges.
 SHAPES = ("skewed", "skewed", "skewed", "hub", "isolated", "none", "dense")
 
-#: Dtype and shape of a row of ``x``. 'none': there is no ``x``.
-ROWS = (
-    "float32 3", "float32 3", "float32 3", "float32 16", "float64 2", "float16 5", "bfloat16 4", "int64 2", "uint8 3", "bool 2", "complex64 2", "int32 1",
-    "float32 -", "int16 -", "float32 0", "float32 2,3", "none",
-)  # fmt: skip
+#: Dtypes and shapes of a row of ``x``. 'none': there is no ``x``.
+ROWS = (*ROW_WORDS, "none")
 
 #: Attributes beside ``x``.
 ATTRIBUTES = ("y", "z", "time", "edge_attr", "edge_time", "weight", "wide_edges", "tf", "names")
@@ -209,7 +207,7 @@ def build(graph: Graph, folder: str | Path | None = None) -> Any:
     for type_ in graph.types:
         store, size = (data if type_ is None else data[type_]), graph.size(type_)
         if graph.rows != "none" and type_ != "c":
-            store.x = _rows(r, size, graph.rows, more=type_ == "b")
+            store.x = random_rows(r, size, graph.rows, more=type_ == "b")
             if graph.mapped and folder is not None:
                 store.x = _mapped(store.x, Path(folder) / f"{_name(graph)}.npy")
         store.num_nodes = size
@@ -247,19 +245,6 @@ def build(graph: Graph, folder: str | Path | None = None) -> Any:
             weight[r.random(count) < 0.05] = 1e30
             store.weight = torch.from_numpy(weight.astype((np.float64, np.float32)[graph.number % 2]))
     return data
-
-
-def _rows(r: np.random.Generator, size: int, words: str, more: bool) -> Tensor:
-    dtype, width = words.split()
-    shape = [] if width == "-" else [int(each) for each in width.split(",")]
-    if more and len(shape) == 1 and shape[0]:
-        shape[0] += 2  # types with other widths
-    bits = torch.from_numpy(r.integers(-100, 100, (size, *shape)))
-    kind = getattr(torch, dtype)
-    if kind.is_floating_point or kind.is_complex:
-        found = (bits.double() + torch.from_numpy(r.random((size, *shape)))).to(kind)
-        return torch.complex(found.real, found.real * 2) if kind.is_complex else found
-    return bits % 2 == 0 if kind == torch.bool else (bits % 100 if kind == torch.uint8 else bits).to(kind)
 
 
 def _times(r: np.random.Generator, size: int, number: int) -> Tensor:
