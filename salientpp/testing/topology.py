@@ -157,7 +157,7 @@ SOME = [
 # --- loaders ----------------------------------------------------------------------------------------------
 
 #: Arguments that a sampler takes instead of the loader.
-DRAWS = ("replace", "subgraph_type", "disjoint", "temporal_strategy", "shared_draws", "time_window")
+DRAWS = ("replace", "directed", "subgraph_type", "disjoint", "temporal_strategy", "shared_draws", "time_window")
 
 
 def in_memory(part: PartitionedGraph, num_neighbors: Any, options: dict[str, Any]) -> NeighborSampler:

@@ -17,6 +17,7 @@ from typing import Any
 from random_cases.data import FORMATS, RELATIONS, Graph
 
 from salientpp.loader.options import OPTIONS
+from salientpp.testing.loader import OF_PARTS, VALUES
 
 #: Probability that an argument has an odd value, given or not.
 CHANCE_OF_ODD = 0.0015
@@ -183,7 +184,7 @@ def batch_size(d: Draft) -> str | None:
         return None
     # At most 50 batches an epoch: the cost of a job grows with them, and no pipeline is deeper than that.
     least = (d.graph.edges if d.link else d.graph.vertices) / 50
-    return d.pick(*(size for size in (1, 3, 4, 8, 8, 8, 100) if size >= least))
+    return d.pick(*(size for size in VALUES["batch_size"] if size >= least))
 
 
 def neg_sampling(d: Draft) -> str | None:
@@ -208,6 +209,11 @@ def of(*values: str) -> Callable[[Draft], str | None]:
 
 
 # --- the package's options -----------------------------------------------------------------------------------------
+
+
+def known(name: str) -> Callable[[Draft], str | None]:
+    """Values that suites of the package draw too."""
+    return of(*map(repr, {**VALUES, **OF_PARTS}[name]))
 
 
 def on_parts(*values: str, but: tuple[str, ...] = ()) -> Callable[[Draft], str | None]:
@@ -253,12 +259,12 @@ def send_as(d: Draft) -> str | None:
 
 
 def lookahead(d: Draft) -> str | None:
-    return d.pick(1, 2, 5, "'auto'") if d.graph.is_directory and not d.has("transform_sampler_output") else None
+    return known("lookahead")(d) if d.graph.is_directory and not d.has("transform_sampler_output") else None
 
 
 def read_ahead(d: Draft) -> str | None:
     return (
-        d.pick("1", "100", "'20kB'", "'8MiB'")
+        known("read_ahead")(d)
         if (d.graph.is_directory or d.graph.mapped) and not d.has("device_rows_zero_copy")
         else None
     )
@@ -289,7 +295,7 @@ def pad(d: Draft) -> str | None:
     bad = ("disjoint", "time_attr", "neighbor_sampler", "custom_cls", "cooperate", "partial_aggregation")
     if d.graph.is_stores or d.has(*bad) or {"tf", "names"} & set(d.graph.attributes):
         return None
-    return d.pick("'bucket'", "'fixed'")
+    return known("pad")(d)
 
 
 def partial_aggregation(d: Draft) -> str | None:
@@ -343,13 +349,13 @@ STRATEGIES: dict[str, Strategy] = {
     "edge_label_time": Strategy(1, edge_label_time),
     "input_time": Strategy(1, input_time),
     "input_id": Strategy(0.1, of("arange(seeds) * 3 + 5")),
-    "replace": Strategy(0.1, of("True", "True", "False")),
+    "replace": Strategy(0.1, known("replace")),
     "subgraph_type": Strategy(0.15, of("'directional'", "'bidirectional'", "'induced'", "SubgraphType.bidirectional")),
     "directed": Strategy(0.03, unless(("subgraph_type",), "False")),
-    "disjoint": Strategy(0.15, of("True")),
-    "temporal_strategy": Strategy(0.3, only_if("time_attr", "'last'", "'uniform'")),
+    "disjoint": Strategy(0.15, known("disjoint")),
+    "temporal_strategy": Strategy(0.3, only_if("time_attr", *map(repr, VALUES["temporal_strategy"]))),
     "is_sorted": Strategy(0.02, of("False", "True")),
-    "filter_per_worker": Strategy(0.05, of("True", "False")),
+    "filter_per_worker": Strategy(0.05, known("filter_per_worker")),
     "transform": Strategy(0.1, of("marked")),
     "transform_sampler_output": Strategy(0.08, of("same_sample")),
     "neighbor_sampler": Strategy(0.1, neighbor_sampler),
@@ -361,8 +367,8 @@ STRATEGIES: dict[str, Strategy] = {
         0.1, lambda d: d.pick("0.0", "1.0", "0.5") if d.link and not d.has("neg_sampling") else None
     ),
     # torch's
-    "shuffle": Strategy(0.6, of("True", "True", "True", "False")),
-    "drop_last": Strategy(0.12, of("True", "False")),
+    "shuffle": Strategy(0.6, known("shuffle")),
+    "drop_last": Strategy(0.12, known("drop_last")),
     "sampler": Strategy(0.1, sampler),
     "batch_sampler": Strategy(0.1, batch_sampler),
     "batch_size": Strategy(1, batch_size),
@@ -381,7 +387,7 @@ STRATEGIES: dict[str, Strategy] = {
     # the package's
     "seed": Strategy(0.8, of("0", "1", "7", "-3", "2**62", "2**64 + 5")),
     "lookahead": Strategy(0.12, lookahead),
-    "replication_factor": Strategy(0.35, on_parts("0.2", "0.5", "1", "3.0", "'100B'", "'1kB'")),
+    "replication_factor": Strategy(0.35, on_parts(*map(repr, OF_PARTS["replication_factor"]))),
     "policy": Strategy(0.25, policy),
     "cache": Strategy(0.06, on_parts("cache_of(0.4)", but=("lookahead", "columns", "send_as"))),
     "device_rows": Strategy(0.12, of("0.3", "1.0", "100", "'1kB'", "0.5 * (rank % 2)")),
@@ -394,10 +400,10 @@ STRATEGIES: dict[str, Strategy] = {
     "shared_draws": Strategy(0.08, unless(("replace", "weight_attr"), "'batch'")),
     "time_window": Strategy(0.3, only_if("time_attr", "0", "2", "1.5", "100", "float('inf')")),
     "shared_draws_block": Strategy(0.1, unless(("neighbor_sampler",), "1", "2", "3")),
-    "uneven": Strategy(0.5, of("'wrap'", "'exact'", "'exact'", "'exact'", "'drop'", "'error'")),
+    "uneven": Strategy(0.5, known("uneven")),
     "share": Strategy(0.25, share),
     "device": Strategy(0.04, of("'cpu'", "torch.device('cpu')", "None")),
-    "depth": Strategy(0.3, of("1", "1", "2", "3", "12")),
+    "depth": Strategy(0.3, known("depth")),
     "process_group": Strategy(0, NEVER),  # of the pool
     "ranks_per_host": Strategy(0.25, ranks_per_host),
     "logical_ranks": Strategy(0.3, logical_ranks),
