@@ -62,7 +62,7 @@ def compare(ours: Iterable[Any], want: Iterable[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Refused:
-    """Error in words with which the package refused a random case."""
+    """Error that says why the package refuses a random case."""
 
     text: str
 

@@ -54,7 +54,7 @@ class ModelCase:
 class ModelLaws:
     """Tests of one model, or of one layer. Subclass it and override ``model``.
 
-    A conversion may refuse the model in words. If it does so in every case, its test is skipped with these words.
+    A conversion may refuse the model with an error that names the model or an argument. If it does so in every case, the test is skipped with this error.
 
     Attributes:
         arguments: names of the attributes that the model is called with, in order.
@@ -125,12 +125,12 @@ def outcomes(laws: type[ModelLaws], run: Run) -> list[tuple[ModelCase, Outcome]]
 
 def _options(run: Run, r: random.Random) -> dict[str, Any]:
     """Draws the options of a loader or of a conversion."""
+    check = r.random() < 0.3  # it corrects or refuses what the conversion would get wrong
     if run is trimmed:
-        # The check would correct what the rules get wrong.
-        return {**r.choice(_LOADERS), "check": r.random() < 0.3}
+        return {**r.choice(_LOADERS), "check": check}
     if run is over_sums:
         sums = {"reduction": r.choice(("sum", "mean", "max")), "weight": r.choice((None, "edge_weight"))}
-        return {"num_neighbors": r.choice(([3], [3, 2], [2, 2, 2])), "batch_size": 6, **sums}
+        return {"num_neighbors": r.choice(([3], [3, 2], [2, 2, 2])), "batch_size": 6, "check": check, **sums}
     if run is inferred:
         return {"batch_size": r.choice((1, 7, 50, 1024)), "batch_edges": r.choice((20, 2**20))}
     cuts = sorted(r.choice((0, 1, 40, 60, 120)) for _ in range(dist.get_world_size() - 1))
@@ -146,7 +146,8 @@ def trimmed(laws: type[ModelLaws], case: ModelCase, plain: torch.nn.Module, othe
 
 def over_sums(laws: type[ModelLaws], case: ModelCase, plain: torch.nn.Module, other: torch.nn.Module) -> Any:
     """Compares a model of :func:`salientpp.nn.merge_partial`, for batches with sums in place of some rows."""
-    options, converted = {**case.options}, salientpp.nn.merge_partial(other)
+    options = {**case.options}
+    converted = salientpp.nn.merge_partial(other, check=options.pop("check"))
     reduction, weight = options.pop("reduction"), options.pop("weight")
     weight = weight if weight in laws.arguments else None
     case = dataclasses.replace(case, given="constant")
@@ -184,7 +185,7 @@ def _results(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def inferred(laws: type[ModelLaws], case: ModelCase, plain: torch.nn.Module, other: torch.nn.Module) -> Any:
     """Compares the rows of all vertices by :func:`salientpp.inference`."""
     data = laws.data()
-    names = {name: name for name in ("edge_weight", "edge_attr") if name in laws.arguments}
+    names: dict[str, Any] = {name: name for name in ("edge_weight", "edge_attr") if name in laws.arguments}
     with torch.no_grad():
         expected = plain.eval()(*(data[name] for name in laws.arguments))
     got = salientpp.inference(laws.steps(other), data, **names, **case.options)
