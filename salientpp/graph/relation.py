@@ -202,7 +202,7 @@ class EdgeReader:
 
 def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
     """Returns the first position whose successor in the same list has a smaller time; None if all lists ascend."""
-    falls = time.diff() < 0
+    falls = time[1:] < time[:-1]  # differences of far apart times would overflow
     starts = indptr[1:-1]
     starts = starts[(starts > 0) & (starts < time.numel())]
     falls[starts - 1] = False

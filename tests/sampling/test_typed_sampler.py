@@ -118,6 +118,14 @@ def test_sorted_edges_need_no_links():
     assert relation.links is None and relation.edge_id is None
 
 
+def test_sorted_edges_may_not_have_falling_times_that_lie_far_apart():
+    data = Data(edge_index=torch.tensor([[1, 2], [0, 0]]), when=torch.tensor([3.0, -3.0]), num_nodes=3)
+    with pytest.raises(
+        ValueError, match=r"the times of the edges do not ascend inside a neighbour list \(edges 0 and 1\)"
+    ):
+        NeighborSampler(data, [2], time_attr="when", is_sorted=True)
+
+
 # --- the slow reference -----------------------------------------------------------------------------------
 
 OPTIONS = [

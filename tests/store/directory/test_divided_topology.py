@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
+from salientpp import NeighborLoader
 from salientpp.graph.part import PartGraph
 from salientpp.graph.typed import TypedGraph
 from salientpp.store.directory.files import DatasetError
@@ -138,6 +139,16 @@ def test_both_forms_hold_the_same_graph_of_one_type(tmp_path, options):
             assert same(rows, parts.node_rows(part_id)[name])
     for name, rows in whole.edge_rows().items():
         assert same(rows, parts.edge_rows()[name]), name
+
+
+@pytest.mark.parametrize("times", [[3.0, -3.0, 1.0], [2**62, -(2**62) - 1, 0]])
+def test_lists_are_sorted_by_times_that_lie_far_apart(tmp_path, times):
+    data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 0]]), when=torch.tensor(times), num_nodes=4)
+    data.train_mask = torch.arange(4) == 0
+    for part in in_both_forms(tmp_path, data, 1):
+        loader = NeighborLoader(part, [-1], "train", time_attr="when", input_time=torch.tensor([0]), columns=())
+        (batch,) = loader
+        assert batch.when.tolist() == [time for time in sorted(times) if time <= 0]
 
 
 def test_a_view_of_joined_parts_has_a_piece_for_each_part_on_disk(tmp_path):
