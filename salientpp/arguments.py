@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +44,16 @@ def as_real(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+@contextlib.contextmanager
+def wording(expected: str, given: Any) -> Iterator[None]:
+    """Says what an argument must be before the words of PyG's error, which need not name the argument. ``expected`` begins with the name."""
+    try:
+        yield
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{expected}, got {given!r}{f': {error}' if str(error) else ''}") from None
 
 
 #: Bytes are counted in 64 bits.

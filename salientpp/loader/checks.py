@@ -75,9 +75,9 @@ def check_seed(name: str, value: Any) -> int | None:
 def check_ways(name: str, value: Any) -> Sequence[Way]:
     if not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of objects of salientpp.engine.way.Way, got {type(value).__name__}")
-    wrong = next((way for way in value if not isinstance(way, Way)), None)
-    if wrong is not None:
-        raise TypeError(f"{name} must contain objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
+    for way in value:
+        if not isinstance(way, Way):
+            raise TypeError(f"{name} must contain objects of salientpp.engine.way.Way, got {type(way).__name__}")
     return value
 
 

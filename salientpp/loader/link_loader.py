@@ -15,7 +15,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.arguments import as_real
+from salientpp.arguments import as_real, wording
 from salientpp.engine.agreement import Facts
 from salientpp.engine.seeds import Seeds, edge_inputs, edge_seeds, edges_of_part
 from salientpp.engine.source import BatchSource, open_data
@@ -127,13 +127,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         return {**{name: getattr(self, name) for name in names}, "neg_sampling": kind, "neg_sampling_ratio": ratio}
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        kind, ratio = self._negatives_given
-        if ratio is not None and ratio != 0.0:
-            kind = NegativeSampling("binary", ratio)
-        self.neg_sampling: NegativeSampling | None = NegativeSampling.cast(kind)
-        negatives = self.neg_sampling
-        if negatives is not None:
-            _check_amount(negatives.amount)
+        self.neg_sampling = negatives = _negatives(*self._negatives_given)
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
             label, time = (
                 "not set" if value is None else "set" for value in (self.edge_label_time, sampling.time_attr)
@@ -203,13 +197,21 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         return {"neg_sampling": [negatives.mode.value, negatives.amount, *digests]}
 
 
-def _check_amount(amount: Any) -> None:
-    """Raises ValueError unless a batch can have this number of negative edges for each of its edges."""
+def _negatives(kind: Any, ratio: Any) -> NegativeSampling | None:
+    """Reads the arguments ``neg_sampling`` and ``neg_sampling_ratio``. Raises ValueError or TypeError for wrong ones."""
+    with wording("neg_sampling_ratio must be a number >= 0, of edges for each edge of a batch", ratio):
+        kind = kind if ratio is None or ratio == 0.0 else NegativeSampling("binary", ratio)
+    with wording("neg_sampling must be 'binary', 'triplet', a NegativeSampling or the arguments of one", kind):
+        found = NegativeSampling.cast(kind)
+    if found is None:
+        return None
+    amount = found.amount
     number = as_real(amount)
     if number is None or not 0 <= number < _MOST_NEGATIVES:
         raise ValueError(
             f"neg_sampling must draw a number of edges in [0, {_MOST_NEGATIVES:,}) for each edge of a batch, got {amount!r}; 1 draws one negative for each"
         )
+    return found
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:

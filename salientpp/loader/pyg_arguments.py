@@ -131,7 +131,7 @@ def normalise_numbers(kwargs: dict[str, Any]) -> None:
         number = as_integer(kwargs.get(name))
         if number is not None:
             kwargs[name] = number
-        elif kwargs.get(name) is not None and name != "batch_size":
+        elif name in kwargs and name != "batch_size" and (name, kwargs[name]) != ("prefetch_factor", None):
             raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
 
 

@@ -144,7 +144,7 @@ class Options(Values):
             there += f" or one of {number} {accelerator.type.upper()} device{'s' if number > 1 else ''}"
         try:
             found = torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             kind = self.device.partition(":")[0] if isinstance(self.device, str) else None
             meant = "" if kind in _KINDS else did_you_mean("cuda" if kind == "gpu" else kind, _KINDS)
             raise ValueError(f"device must be {there}, got {self.device!r}{meant}") from error

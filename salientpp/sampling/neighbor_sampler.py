@@ -26,6 +26,7 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import node_sample
 
 from salientpp import ops
+from salientpp.arguments import wording
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.part_topology import Drawing, PartTopology
@@ -35,6 +36,9 @@ from salientpp.sampling.time_window import read_window
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.suggestions import suggest_arguments
 from salientpp.vip.inclusion import check_fanouts
+
+#: What ``num_neighbors`` must be on a graph with several edge types.
+_EXPECTED = "num_neighbors must have a list of integers, one per hop, for each edge type of the graph"
 
 #: 'batch': the vertices of a batch share random numbers. None: every vertex draws independently.
 SharedDraws = Literal["batch"] | None
@@ -150,12 +154,13 @@ class NeighborSampler(BaseSampler):
     def num_neighbors(self, num_neighbors: Any) -> None:
         if isinstance(num_neighbors, NumNeighbors) or (self.is_hetero and isinstance(num_neighbors, Mapping)):
             # A NumNeighbors object caches values for one list of edge types, so make a new one.
-            given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
-            of = given.values
-            # Its keys are joined names, which cannot be split again if a name contains "__".
-            values = NumNeighbors(
-                {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of, given.default
-            )
+            with wording(_EXPECTED, num_neighbors):
+                given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
+                of = given.values
+                # Its keys are joined names, which cannot be split again if a name contains "__".
+                values = NumNeighbors(
+                    {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of, given.default
+                )
         else:
             values = NumNeighbors(check_fanouts(num_neighbors, may_be_empty=True))
         self._num_neighbors = values
@@ -379,7 +384,8 @@ def _fanouts_of(num_neighbors: NumNeighbors, edge_types: Sequence[Any]) -> list[
         raise ValueError(
             f"num_neighbors by edge type cannot tell {' and '.join(map(str, alike))} apart, because PyG joins both to one name; rename one, or pass a list"
         )
-    values = num_neighbors.get_values(edge_types)
+    with wording(_EXPECTED, num_neighbors.values):
+        values = num_neighbors.get_values(edge_types)
     fanouts = []
     for name in edge_types:
         try:

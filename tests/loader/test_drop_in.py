@@ -1364,7 +1364,8 @@ def without_features() -> HeteroData:
         (node(data=hetero, input_nodes=TEN), ValueError, "input_nodes of a graph with several types must be a node type"),
         (node(data=hetero, input_nodes=("paper", [0, 90])), ValueError, r"input_nodes must be in \[0, 90\), got 90 at position 1"),
         (node(data=hetero, input_nodes=("paper", mask_of(91, 2))), ValueError, r"input_nodes as a mask must have shape \[90\], got \[91\]"),
-        (node(data=hetero, input_nodes="paper", num_neighbors={BUYS: [2]}), ValueError, "Missing number of neighbors for edge type"),
+        (node(data=hetero, input_nodes="paper", num_neighbors={BUYS: [2]}), ValueError, "num_neighbors must .*: Missing number of neighbors for edge type"),
+        (node(data=hetero, input_nodes="paper", num_neighbors={"x": [2]}), ValueError, "num_neighbors must have a list of .*, got {'x': .2.}: "),
         (node(data=hetero, input_nodes="paper", num_neighbors={("a", "b", "c"): [2]}), ValueError, "Not all edge types .* exist in the graph"),
         (
             node(data=hetero, input_nodes="paper", num_neighbors=dict(zip(RELATIONS, ([2], [-2], [1], [1])))), ValueError,

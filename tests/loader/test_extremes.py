@@ -40,6 +40,9 @@ OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "replication_factor": ({"replication_factor": "9" * 400 + "TiB"}, "replication_factor must be >= 0 .* or an amount of memory such as"),
     "read_ahead": ({"read_ahead": "9" * 400 + "B"}, "read_ahead must be"),
     "lookahead": ({"lookahead": "9" * 400 + "B"}, "lookahead must be"),
+    "num_workers": ({"num_workers": None}, "num_workers must be an integer, got None"),
+    "device": ({"device": 2**70}, "device must be the CPU.*, got 1180591620717411303424"),
+    "ways": ({"ways": [None]}, "ways must contain objects of salientpp.engine.way.Way, got NoneType"),
     "times of edges": ({"time_attr": "when"}, "the seeds need times, since edges have times; pass input_time"),
 }  # fmt: skip
 
@@ -61,6 +64,9 @@ OF_EDGES: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"neg_sampling_ratio": float("nan")}, AMOUNT + "nan"),
     "400 digits": ({"neg_sampling_ratio": 10**400}, AMOUNT + "10000"),
     "triplets": ({"neg_sampling": NegativeSampling("triplet", 10**12)}, AMOUNT + "10000"),
+    "no amount": ({"neg_sampling_ratio": "x"}, "neg_sampling_ratio must be a number >= 0, of edges for each edge of a batch, got 'x': "),
+    "no kind": ({"neg_sampling": 2**70}, f"neg_sampling must be 'binary', 'triplet', a NegativeSampling .*, got {2**70}: {2**70} is not a valid"),
+    "no mode": ({"neg_sampling": {}}, "neg_sampling must be 'binary', 'triplet', a NegativeSampling or the arguments of one, got {}: .*'mode'"),
     "time alone": (
         {"time_attr": "age"},
         "Received conflicting 'edge_label_time' and 'time_attr' arguments: 'edge_label_time' is not set while 'time_attr' is set. Both",
@@ -72,7 +78,7 @@ OF_EDGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", OF_EDGES)
 def test_an_extreme_of_edges_is_refused(name):
     options, words = OF_EDGES[name]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         LinkNeighborLoader(graph(), [2], batch_size=4, **options)
 
 
