@@ -157,6 +157,8 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
     try:
         plain = scene.plain(loader.seed)
         plain.turns(0)
+        if "batch_sampler" in job.odd:  # whose items may be no batches
+            plain.batches(0)
     except Exception as error:
         if job.is_odd:
             return

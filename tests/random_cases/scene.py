@@ -351,8 +351,7 @@ class Scene:
             format = job.value("send_as")["x"]
             for type_ in job.graph.types:
                 store = data if type_ is None else data[type_]
-                replicated = self.data.row_books[type_].num_parts == 1 and job.graph.parts > 1
-                if "x" in store and not replicated:
+                if "x" in store and type_ not in self.data.replicated:  # whose rows never travel
                     store.x = narrowed(store.x, format)
         if "own_rows" in job.arguments.get("columns", ""):
             type_ = "a" if job.graph.is_typed else None
@@ -369,12 +368,12 @@ class Scene:
         }
         if not job.link:
             found["input_nodes"] = seeds if type_ is None else (type_, seeds)
-            if "input_id" not in found and self._ids_are_seeds:
+            if found.get("input_id") is None and self._ids_are_seeds:
                 found["input_id"] = seeds
             return found
         found["edge_label_index"] = seeds if type_ is None else (type_, seeds)
         _, ids = self._edges(own)
-        if "input_id" not in found and job.graph.is_directory and ids is not None:
+        if found.get("input_id") is None and job.graph.is_directory and ids is not None:
             found["input_id"] = ids
         found |= {name: texts[name] for name in ("neg_sampling", "neg_sampling_ratio") if name in texts}
         if "edge_label" in texts:
