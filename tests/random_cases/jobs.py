@@ -210,11 +210,13 @@ def _judged(job: Job, reports: list[Any]) -> str | None:
     return None
 
 
-def _unlike_traffic(of_ranks: list[tuple[int, int, int] | None]) -> str | None:
-    """Compares the bytes that all ranks have sent with those that they have received. A rank with fewer batches may still answer the others."""
+def _unlike_traffic(of_ranks: list[tuple[int, ...] | None]) -> str | None:
+    """Compares what all ranks have sent with what they have received. A rank with fewer batches may still answer the others."""
     known = [each for each in of_ranks if each is not None]
-    if len(known) < len(of_ranks) or len({batches for batches, _, _ in known}) > 1:
+    if len(known) < len(of_ranks) or len({batches for batches, *_ in known}) > 1:
         return None
+    if len({tuple(messages) for _, _, _, *messages in known}) > 1:
+        return f"the ranks count different numbers of messages: {known}"
     sent, received = sum(each[1] for each in known), sum(each[2] for each in known)
     return None if sent == received else f"the ranks count {sent} bytes sent and {received} received"
 

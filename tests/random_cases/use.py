@@ -24,6 +24,7 @@ from random_cases.compare import (
     unlike_sums,
     without_padding,
 )
+from random_cases.counts import wrong_counts
 from random_cases.plain import Plain
 from random_cases.scene import Scene
 
@@ -40,14 +41,14 @@ class Report:
         kind: type of this error.
         faults: descriptions of everything that is wrong.
         checked: number of batches that were compared.
-        traffic: number of batches, and bytes sent and received, if the job is of whole epochs.
+        traffic: number of batches, bytes sent and received, and messages of both kinds, if the job is of whole epochs.
     """
 
     refused: str | None = None
     kind: str = ""
     faults: list[str] = field(default_factory=list)
     checked: int = 0
-    traffic: tuple[int, int, int] | None = None
+    traffic: tuple[int, ...] | None = None
 
 
 class Use:
@@ -67,16 +68,26 @@ class Use:
         only_epochs = True
         for step in self.job.steps:
             words, _, number = step.rpartition(" ") if step[-1].isdigit() else (step, "", "0")
-            only_epochs &= words == "epoch"
+            only_epochs &= words in _WHOLE
             getattr(self, f"_{words.replace(' ', '_')}")(int(number))
             if self.report.faults:
                 self.report.faults[-1] = f"step {step!r}: {self.report.faults[-1]}"
                 return
         self._check_memory()
         if only_epochs:
-            self._check_counts()
+            if not self.job.is_odd:
+                turns = [pieces for epoch in self.whole_epochs for pieces in self.plain.turns(epoch)]
+                batches = [batch for epoch in self.whole_epochs for batch in self._expected(epoch)]
+                num_seeds = sum(len(positions) for pieces in turns for _, _, positions in pieces)
+                self.report.faults += wrong_counts(self.scene, self.loader, num_seeds, batches)
             stats = self.loader.stats()
-            self.report.traffic = stats.batches, stats.bytes_sent, stats.bytes_received
+            self.report.traffic = (
+                stats.batches,
+                stats.bytes_sent,
+                stats.bytes_received,
+                stats.control_messages,
+                stats.row_messages,
+            )
 
     # --- comparison ---------------------------------------------------------------------------------------
 
@@ -181,12 +192,14 @@ class Use:
             return
         rounds = [list(batches) for batches in self.loader.rounds()]
         self._compare([batch for batches in rounds for batch in batches], self._expected(self.epoch))
+        self.whole_epochs.append(self.epoch)
         self.epoch += 1
 
     def _reset(self, _: int) -> None:
         self.loader.reset_stats()
         if self.loader.stats().rows or self.loader.stats().batches:
             self.report.faults.append("reset_stats() leaves counts")
+        self.whole_epochs.clear()
         self._epoch(0)
 
     def _memory(self, _: int) -> None:
@@ -422,75 +435,11 @@ class Use:
     def _gives_ways(self) -> bool:
         return bool({"replication_factor", "lookahead", "cache"} & self.job.arguments.keys())
 
-    def _check_counts(self) -> None:
-        """Compares the counted rows of whole epochs with the distinct rows that the batches need."""
-        job, scene = self.job, self.scene
-        changing = {
-            "lookahead",
-            "partial_aggregation",
-            "memory",
-            "cooperate",
-            "memory_allow",
-            "ways",
-            "columns",
-            "logical_ranks_join",
-            "cache",
-        }
-        if (
-            changing & job.unfolded.keys()
-            or job.value("pad_static")
-            or job.is_odd
-            or not job.graph.is_directory
-            or job.graph.rows == "none"
-        ):
-            return
-        stats = self.loader.stats()
-        batches = [batch for epoch in self.whole_epochs for batch in self._expected(epoch)]
-        host = scene.layout.parts_of_host(scene.rank)
-        members = self.loader.cache
-        for type_ in job.graph.types:
-            if type_ == "c":
-                continue
-            begin, end = scene._range(host, type_)
-            replicated = scene.data.row_books[type_].num_parts == 1
-            cached = set(_members(members, type_))
-            remote = known = 0
-            for batch in batches:
-                store = batch if type_ is None else batch[type_]
-                ids = set(store.n_id.tolist()) if "n_id" in store else set()
-                ids = set() if replicated or job.graph.parts == 1 else {i for i in ids if not begin <= i < end}
-                known += len(ids & cached)
-                remote += len(ids - cached)
-            of_type = stats.by_type[type_]
-            if of_type["remote"] != remote or of_type["cache"] < known:
-                self.report.faults.append(
-                    f"rows of type {type_}: counted {of_type}, expected remote {remote}, cache {known}"
-                )
-            row = _row_bytes(scene, type_)
-            if row is not None and of_type["bytes_received"] != remote * row:
-                self.report.faults.append(
-                    f"bytes of type {type_}: counted {of_type['bytes_received']}, expected {remote} rows of {row}"
-                )
-        if stats.batches != len(batches):
-            self.report.faults.append(f"stats() counts {stats.batches} batches, expected {len(batches)}")
 
+#: Steps that are whole epochs.
+_WHOLE = ("epoch", "set", "rounds", "reset", "memory")
 
 _NOT_PICKLED = {"collate_fn", "policy", "generator"}
-
-
-def _members(cache: Any, type_: Any) -> list[int]:
-    if hasattr(cache, "by_type"):
-        return cache.by_type[type_].members.ids.tolist() if type_ in cache.by_type else []
-    return cache.members.ids.tolist()
-
-
-def _row_bytes(scene: Scene, type_: Any) -> int | None:
-    if scene.job.graph.store_as or "send_as" in scene.job.arguments:
-        return None
-    store = scene.whole if type_ is None else scene.whole[type_]
-    if "tf" in store:
-        return None
-    return store.x[:1].nbytes if len(store.x) else 0
 
 
 def _bytes(given: Any) -> int | None:
