@@ -185,7 +185,9 @@ class TypedGraph:
         if time_attr is not None and times:
             clock = Clock.of(times, time_attr)
             on_clock = {
-                name: clock.read(one_each(time, num_vertices[name], f"{time_attr!r} of {words_for(name)}"), time_attr)
+                name: clock.read(
+                    one_each(time, num_vertices[name], f"time_attr={time_attr!r} of {words_for(name)}"), time_attr
+                )
                 for name, time in node_time.items()
             }
             edges_on_clock = {name: clock.read(time, time_attr) for name, time in edge_time.items()}

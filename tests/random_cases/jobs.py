@@ -2,7 +2,7 @@
 
 A job is a function of one integer.
 
-The law: a job either is refused on every rank, with an error that names an argument of the job. Or it gives, for every logical rank, the batches of the
+The law: a job either is refused on every rank (:mod:`random_cases.refusals`). Or it gives, for every logical rank, the batches of the
 plainest loader of one process (:mod:`random_cases.plain`), bit for bit, after what its options are documented to change. Counted rows and bytes
 equal the predicted ones, memory stays within its budget, and nothing is left (:mod:`salientpp.testing.leftovers`).
 """
@@ -29,6 +29,7 @@ import torch.distributed as dist
 from random_cases.data import Graph, directory, graph_of, simpler
 from random_cases.options import apart, arguments_of, unfolded
 from random_cases.pool import HANG, Failed, Place, Pool
+from random_cases.refusals import is_right
 from random_cases.scene import CONSTANTS, OF_SEEDS, Scene
 from random_cases.use import Report, Use
 
@@ -170,9 +171,6 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
 
 # --- in the caller -------------------------------------------------------------------------------------------------
 
-#: Words that name what a job is made of, besides its arguments.
-_WORDS = ("data", "parts", "ranks", "part has", "has no")
-
 
 def failure_of(job: Job, pool: Pool, folder: Path, seconds: float = HANG) -> str | None:
     """Runs a job. Returns None if the law holds, else what is wrong. A rank that has not ended after ``seconds`` counts as hung."""
@@ -202,11 +200,11 @@ def _judged(job: Job, reports: list[Any]) -> str | None:
         return _unlike_traffic([each.traffic for each in reports])
     if any(words is None for words in refused):
         return f"only some ranks refuse: {refused}"
-    texts = [text for text in job.arguments.values() if text.startswith("'") and len(text) > 5]
-    names = [*job.arguments, "num_neighbors", "input_nodes", "edge_label_index", *texts, *_WORDS]
+    odd = [name for name in job.odd if name in job.arguments]
     for rank, words in enumerate(refused):
-        if not any(name in words for name in names):
-            return f"rank {rank} refuses without naming an argument: {reports[rank].kind}: {words}"
+        if not is_right(words, odd):
+            why = f"an error that does not name {' or '.join(odd)}" if odd else "no argument being odd"
+            return f"rank {rank} refuses with {why}: {reports[rank].kind}: {words}"
     return None
 
 

@@ -54,6 +54,11 @@ class Draft:
         return str(self.r.choice(values))
 
     @property
+    def has_workers(self) -> bool:
+        """True if every rank has threads that draw."""
+        return self.chosen.get("num_workers") in ("1", "2", "3")
+
+    @property
     def seed_type(self) -> str:
         """Type of the seeds of a typed graph."""
         return "a" if self.r.random() < 0.75 else self.r.choice("bcd")
@@ -264,7 +269,7 @@ def lookahead(d: Draft) -> str | None:
 
 def read_ahead(d: Draft) -> str | None:
     return (
-        known("read_ahead")(d)
+        d.pick("100", "'1500B'", "'2kB'", "'3kB'", "'5kB'", "'20kB'", "'8MiB'")
         if (d.graph.is_directory or d.graph.mapped) and not d.has("device_rows_zero_copy")
         else None
     )
@@ -348,7 +353,7 @@ STRATEGIES: dict[str, Strategy] = {
     "edge_label": Strategy(0.3, edge_label),
     "edge_label_time": Strategy(1, edge_label_time),
     "input_time": Strategy(1, input_time),
-    "input_id": Strategy(0.1, of("arange(seeds) * 3 + 5")),
+    "input_id": Strategy(0.2, of("arange(seeds) * 3 + 5")),
     "replace": Strategy(0.1, known("replace")),
     "subgraph_type": Strategy(0.15, of("'directional'", "'bidirectional'", "'induced'", "SubgraphType.bidirectional")),
     "directed": Strategy(0.03, unless(("subgraph_type",), "False")),
@@ -373,12 +378,12 @@ STRATEGIES: dict[str, Strategy] = {
     "batch_sampler": Strategy(0.1, batch_sampler),
     "batch_size": Strategy(1, batch_size),
     "num_workers": Strategy(0.35, of("0", "1", "1", "2", "3", "rank % 3")),
-    "prefetch_factor": Strategy(0.3, lambda d: d.pick(1, 2, 5) if d.chosen.get("num_workers", "0") != "0" else None),
-    "persistent_workers": Strategy(0.2, lambda d: "True" if d.chosen.get("num_workers", "0") != "0" else None),
+    "prefetch_factor": Strategy(0.3, lambda d: d.pick(1, 2, 5) if d.has_workers else None),
+    "persistent_workers": Strategy(0.2, lambda d: "True" if d.has_workers else None),
     "worker_init_fn": Strategy(0.1, of("noted")),
     "pin_memory": Strategy(0.03, of("True", "False")),
     "pin_memory_device": Strategy(0.02, of("''")),
-    "multiprocessing_context": Strategy(0.03, lambda d: "'fork'" if d.chosen.get("num_workers", "0") != "0" else None),
+    "multiprocessing_context": Strategy(0.03, lambda d: "'fork'" if d.has_workers else None),
     "generator": Strategy(0.1, of("torch.Generator().manual_seed(3)")),
     "in_order": Strategy(0.02, of("True", "False")),
     "dataset": Strategy(0.02, of("[1, 2]")),

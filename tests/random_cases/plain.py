@@ -217,15 +217,16 @@ class Plain:
     def batches(self, epoch: int) -> list[Any]:
         """Returns the batches of this rank in an epoch."""
         if epoch not in self._cached:
-            turns = self.turns(epoch)
-            positions = [[self._offset(lr) + at for lr, _, own in pieces for at in own] for pieces in turns]
-            keys = ([(len(own), self._keys(epoch, lr, index)) for lr, index, own in pieces] for pieces in turns)
-            kind = LinkNeighborLoader if self.link else NeighborLoader
-            loader = kind(
-                self.data, [], neighbor_sampler=Keyed(self.sampler, keys), batch_sampler=positions, **self.arguments
-            )
-            self._cached[epoch] = list(loader)
+            self._cached[epoch] = self.drawn(epoch, self.turns(epoch))
         return [copy.copy(batch) for batch in self._cached[epoch]]
+
+    def drawn(self, epoch: int, turns: list[list[tuple[int, int, list[int]]]]) -> list[Any]:
+        """Returns the batches of some turns, with the keys of an epoch."""
+        positions = [[self._offset(lr) + at for lr, _, own in pieces for at in own] for pieces in turns]
+        keys = ([(len(own), self._keys(epoch, lr, index)) for lr, index, own in pieces] for pieces in turns)
+        kind = LinkNeighborLoader if self.link else NeighborLoader
+        sampler = Keyed(self.sampler, keys)
+        return list(kind(self.data, [], neighbor_sampler=sampler, batch_sampler=positions, **self.arguments))
 
     @cached_property
     def _cached(self) -> dict[int, list[Any]]:

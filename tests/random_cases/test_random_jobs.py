@@ -1,4 +1,4 @@
-"""Law of random jobs: a loader with any options gives the batches of the plainest loader, with predicted counts, or an error names an argument."""
+"""Law of random jobs: a loader with any options gives the batches of the plainest loader, with predicted counts, or an error is as it must be."""
 
 from __future__ import annotations
 

@@ -190,8 +190,12 @@ class Use:
     def _rounds(self, _: int) -> None:
         if self.job.value("pad_static") is True:
             return
-        rounds = [list(batches) for batches in self.loader.rounds()]
-        self._compare([batch for batches in rounds for batch in batches], self._expected(self.epoch))
+        batches = []
+        for of_round in self.loader.rounds():
+            batches += of_round
+            if self.job.ranks > 1:  # as ranks that exchange gradients after each round
+                dist.barrier(self.scene.place.group)
+        self._compare(batches, self._expected(self.epoch))
         self.whole_epochs.append(self.epoch)
         self.epoch += 1
 
@@ -206,18 +210,15 @@ class Use:
         self._check_memory()
         self._epoch(0)
 
-    def _call(self, number: int) -> None:
-        if (
-            self.job.ranks > 1
-            or not len(self.scene.seeds(self.scene.layout.parts_of(self.scene.rank)).T)
-            or self.job.value("pad_static") is True
-        ):
+    def _call(self, _: int) -> None:
+        """Asks for the batch of one seed, twice. Call i draws with the keys of epoch -i."""
+        static = self.job.value("pad_static") is True
+        if self.job.ranks > 1 or static or not len(self.scene.seeds(self.scene.layout.parts_of(self.scene.rank)).T):
             return
-        seeds = self.scene.seeds(self.scene.layout.parts_of(self.scene.rank))
-        batch = self.loader(torch.tensor([0]))
-        store = batch if self.scene.seed_type is None else batch[self.scene.seed_type]
-        if not self.job.link and int(store.n_id[0]) != int(seeds[0]):
-            self.report.faults.append(f"loader([0]) begins with {int(store.n_id[0])}, expected {int(seeds[0])}")
+        loader = self.scene.loader(seed=self.loader.seed)
+        first = self.scene.layout.logical_ranks_of(self.scene.rank)[0]
+        for call in (1, 2):
+            self._compare([loader(torch.tensor([0]))], self.plain.drawn(-call, [[(first, 0, [0])]]))
         self._epoch(0)
 
     def _has_state(self) -> bool:
