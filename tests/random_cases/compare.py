@@ -132,13 +132,13 @@ def sizes_of(batch: Any) -> list[int]:
 def without_padding(batch: Any) -> tuple[Any, list[str]]:
     """Returns a padded batch without its padding, and what is wrong with the padding."""
     found, wrong = copy.copy(batch), []
-    sizes = {}
+    rest_of = {}
     for type_, store in _nodes(found):
         mask = store.get("node_mask")
         if mask is None:
             return found, [f"type {type_} has no node_mask"]
         number, size = int(mask.sum()), len(mask)
-        sizes[type_] = number
+        rest_of[type_] = range(number, size)
         if not mask[:number].all() or number >= size:
             wrong.append(f"the padding of type {type_} is not at the end")
         for name in ("n_id", *NODES):
@@ -162,8 +162,8 @@ def without_padding(batch: Any) -> tuple[Any, list[str]]:
         if "edge_index" in store:
             ends = (None, None) if name is None else (name[0], name[2])
             for row, end in zip(store.edge_index[:, number:], ends):
-                if len(row) and int(row.min()) < sizes[end]:
-                    wrong.append(f"padding of {name} joins a vertex")
+                if not {*row.tolist()} <= {*rest_of[end]}:
+                    wrong.append(f"padding of {name} joins other places than the padding of {end}")
         for attr in EDGES:
             value = store.get(attr)
             if isinstance(value, Tensor):
@@ -248,7 +248,8 @@ def unlike_shares(shares: Any, want: Any) -> list[str]:
             return ["a share has other vertices"]
         at = torch.tensor([place_of[int(v)] for v in mine["n_id"]], dtype=torch.int64)
         seen += at.tolist()
-        if "x" in want and not same_bits(mine["x"], want.x[at]):
+        number = len(at) if len(want.get("x", at)) == len(want.n_id) else mine["batch_size"]  # rows of the seeds alone
+        if "x" in want and not same_bits(mine["x"], want.x[at[:number]]):
             return ["x of a share"]
         ids = torch.cat(
             [

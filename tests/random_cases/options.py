@@ -268,11 +268,10 @@ def lookahead(d: Draft) -> str | None:
 
 
 def read_ahead(d: Draft) -> str | None:
-    return (
-        d.pick("100", "'1500B'", "'2kB'", "'3kB'", "'5kB'", "'20kB'", "'8MiB'")
-        if (d.graph.is_directory or d.graph.mapped) and not d.has("device_rows_zero_copy")
-        else None
-    )
+    if not (d.graph.is_directory or d.graph.mapped) or d.has("device_rows_zero_copy"):
+        return None
+    # Small buffers drop rows. Whether a budget suffices depends on the seed, so it must be the same in every loader of the job.
+    return d.pick("100", "'20kB'", "'8MiB'", *(["'1500B'", "'2kB'", "'3kB'", "'5kB'"] if d.has("seed") else []))
 
 
 def logical_ranks(d: Draft) -> str | None:

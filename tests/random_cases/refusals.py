@@ -21,6 +21,7 @@ _KNOWN = re.compile(
             r"read_ahead=\d+ reads rows of memory-mapped files, but the rows of .* are in no such file",
             r"policy must be one of degree, random, vip, vip-hop for several vertex types",
             # pairs of arguments
+            r"lookahead=\d+ needs \d+ bytes for ids, more than half of the \d+ that the replication factor gives",
             r"all ranks must have the same device_rows",
             r"has rows of its own in columns=, which the other ranks of its host cannot read",
             r"the given cache (has no rows of|must hold rows of this loader's dataset, encoded in the same way)",
