@@ -154,6 +154,7 @@ def facts_of(
         fills_cache=options.replication_factor > 0,
         traces=bool(os.environ.get(VARIABLE)),
         same={
+            "logical_ranks": None,  # compared before the dataset, whose joined parts follow from it
             "dataset": source.fingerprint,
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
             "input_nodes": source.seeds.split or "ids or a mask",

@@ -931,6 +931,12 @@ def test_a_seed_that_some_ranks_give_must_equal_rank_0s(tmp_path):
     assert texts[4] == "all ranks must have the same seed, got 5 on rank 0 and 6 on rank 1"
 
 
+def test_different_logical_ranks_are_named_before_the_parts_that_they_join(tmp_path):
+    cases = [[{"logical_ranks": 3}, {"logical_ranks": 2}]]
+    ((text,), other) = distributed.run(_differ_in_one, 2, _partition(tmp_path / "parts", 4), cases)
+    assert text == "all ranks must have the same logical_ranks, got 3 on rank 0 and 2 on rank 1" and other == [text]
+
+
 def test_a_plain_value_on_one_rank_agrees_with_the_equal_mapping_on_another(tmp_path):
     cases = [
         [{"logical_ranks": 2}, {"logical_ranks": {"number": 2, "join": False}}],
