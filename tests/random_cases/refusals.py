@@ -20,20 +20,25 @@ _KNOWN = re.compile(
             r"read_ahead must hold the rows of several batches, expected about \d+ bytes or more",
             r"read_ahead=\d+ reads rows of memory-mapped files, but the rows of .* are in no such file",
             r"policy must be one of degree, random, vip, vip-hop for several vertex types",
+            r"policy 'simulation' samples batches in one process, which needs the whole topology",
+            r"a PPRSampler over a topology in parts finds the scores of its seeds beforehand, so they must be vertices",
+            r"is_sorted=True, but .* not sorted by target",
             # pairs of arguments
             r"lookahead=\d+ needs \d+ bytes for ids, more than half of the \d+ that the replication factor gives",
             r"all ranks must have the same device_rows",
             r"has rows of its own in columns=, which the other ranks of its host cannot read",
             r"the given cache (has no rows of|must hold rows of this loader's dataset, encoded in the same way)",
+            r"pad=\{'static': True\} excludes pin_memory",
+            r"device_rows\['zero_copy'\] needs rows in memory, but the rows of x come from a custom row source",
             r"policy='.*' excludes a salientpp.PPRSampler",
             r"memory\['allow'\]=\('sums',\) is for a NeighborLoader",
         )
     )
 )
 
-#: Errors about odd names of attributes and splits, which need not name the argument because they name its value and the choices.
-_OF_NAMES = re.compile(
-    r"The time attribute .* is neither|the weight of the edges must be|has the splits '|the edges have the attributes"
+#: Errors of odd arguments that name its value and the choices (an attribute, a split), or what differs between the ranks, instead of the argument.
+_OF_VALUES = re.compile(
+    r"The time attribute .* is neither|the weight of the edges must be|has the splits '|the edges have the attributes|all ranks must have the same topology"
 )
 
 
@@ -41,4 +46,4 @@ def is_right(words: str, odd: Iterable[str]) -> bool:
     """Returns True if a job with these odd arguments may be refused with these words."""
     odd = list(odd)
     names = any(re.search(rf"\b{name}\b", words) for name in odd)
-    return names or bool(_KNOWN.search(words) or (odd and _OF_NAMES.search(words)))
+    return names or bool(_KNOWN.search(words) or (odd and _OF_VALUES.search(words)))

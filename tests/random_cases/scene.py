@@ -23,6 +23,7 @@ from torch_geometric.sampler.base import SubgraphType
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler, PPRSampler
 from salientpp.engine.way import Way
+from salientpp.vip.policies import Workload
 from salientpp.ways.planner.machines import Link, Machines
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ def noted(worker: int) -> None:
 
 def low_ids(workload: Any) -> Any:
     """A user's cache policy."""
-    sizes = workload.graph.num_vertices
-    if isinstance(sizes, int):
-        return 1 / (1 + torch.arange(sizes).float())
-    return {type_: 1 / (1 + torch.arange(size).float()) for type_, size in zip(workload.graph.node_types, sizes)}
+    if isinstance(workload, Workload):
+        return 1 / (1 + torch.arange(workload.num_vertices).float())
+    graph = workload.graph
+    return {type_: 1 / (1 + torch.arange(size).float()) for type_, size in zip(graph.node_types, graph.num_vertices)}
 
 
 def machines() -> Machines:
