@@ -40,6 +40,7 @@ OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "replication_factor": ({"replication_factor": "9" * 400 + "TiB"}, "replication_factor must be >= 0 .* or an amount of memory such as"),
     "read_ahead": ({"read_ahead": "9" * 400 + "B"}, "read_ahead must be"),
     "lookahead": ({"lookahead": "9" * 400 + "B"}, "lookahead must be"),
+    "pad": ({"pad": {"sigma": 2**70}}, r"pad\['sigma'\] must be a number in \[0, 1000\] .*, got 1180591620717411303424"),
     "num_workers": ({"num_workers": None}, "num_workers must be an integer, got None"),
     "device": ({"device": 2**70}, "device must be the CPU.*, got 1180591620717411303424"),
     "ways": ({"ways": [None]}, "ways must contain objects of salientpp.engine.way.Way, got NoneType"),

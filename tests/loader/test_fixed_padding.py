@@ -318,8 +318,8 @@ def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "options, error, text",
     [
-        (dict(pad={"sigma": -1}), ValueError, r"pad\['sigma'\] must be a number >= 0 .*, got -1"),
-        (dict(pad={"sigma": "3"}), ValueError, r"pad\['sigma'\] must be a number >= 0 .*, got '3'"),
+        (dict(pad={"sigma": -1}), ValueError, r"pad\['sigma'\] must be a number in \[0, 1000\] .*, got -1"),
+        (dict(pad={"sigma": "3"}), ValueError, r"pad\['sigma'\] must be a number in \[0, 1000\] .*, got '3'"),
         (dict(pad={"static": 1}), ValueError, r"pad\['static'\] must be True or False, got 1"),
         (
             dict(pad={"statc": True}),
