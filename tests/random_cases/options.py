@@ -306,7 +306,7 @@ def partial_aggregation(d: Draft) -> str | None:
     bad = ("disjoint", "time_attr", "subgraph_type", "directed", "lookahead", "pad", "send_as", "columns", "cooperate")
     others = ("transform_sampler_output", "neighbor_sampler")
     wide = d.graph.is_directory and not d.graph.store_as and d.graph.rows.startswith("float")
-    if d.link or d.graph.is_typed or not wide or d.has(*bad, *others):
+    if d.link or d.graph.is_typed or not wide or "tf" in d.graph.attributes or d.has(*bad, *others):
         return None
     return d.pick("'auto'", "'sum'", "'mean'", "'max'")
 
@@ -400,7 +400,7 @@ STRATEGIES: dict[str, Strategy] = {
     "read_ahead": Strategy(0.15, read_ahead),
     "columns": Strategy(0.2, columns),
     "dtype": Strategy(0.08, dtype),
-    "send_as": Strategy(0.5, send_as),
+    "send_as": Strategy(0.8, send_as),
     "shared_draws": Strategy(0.08, unless(("replace", "weight_attr"), "'batch'")),
     "time_window": Strategy(0.3, only_if("time_attr", "0", "2", "1.5", "100", "float('inf')")),
     "shared_draws_block": Strategy(0.1, unless(("neighbor_sampler",), "1", "2", "3")),
@@ -412,21 +412,21 @@ STRATEGIES: dict[str, Strategy] = {
     "ranks_per_host": Strategy(0.25, ranks_per_host),
     "logical_ranks": Strategy(0.3, logical_ranks),
     "logical_ranks_join": Strategy(0.06, logical_ranks_join),
-    "cooperate": Strategy(0.12, cooperate),
-    "cooperate_batches": Strategy(0.3, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
+    "cooperate": Strategy(0.4, cooperate),
+    "cooperate_batches": Strategy(0.5, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
     "cooperate_split_by": Strategy(0.4, only_if("cooperate", "'rows'", "'vip'")),
-    "partial_aggregation": Strategy(0.12, partial_aggregation),
+    "partial_aggregation": Strategy(0.8, partial_aggregation),
     "partial_aggregation_weight": Strategy(
-        0.3, lambda d: "'weight'" if d.has("partial_aggregation") and "weight" in d.graph.attributes else None
+        0.7, lambda d: "'weight'" if d.has("partial_aggregation") and "weight" in d.graph.attributes else None
     ),
     "pad": Strategy(0.12, pad),
     "pad_sigma": Strategy(0.3, lambda d: d.pick("0", "1", "5.0") if d.chosen.get("pad") == "'fixed'" else None),
-    "pad_static": Strategy(0.3, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
+    "pad_static": Strategy(0.5, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
     "ways": Strategy(0.05, of("[NoWay()]", "()")),
     "memory": Strategy(0.06, memory),
     "memory_device": Strategy(0.005, of("'1MB'")),
     "memory_machines": Strategy(0.8, only_if("memory", "machines()")),
-    "memory_allow": Strategy(0.05, only_if("memory", "()", "('sums',)")),
+    "memory_allow": Strategy(0.3, only_if("memory", "()", "('sums',)")),
 }
 
 #: Class of a way -> the argument that makes it occur.

@@ -11,8 +11,9 @@ _KNOWN = re.compile(
         (
             # seeds
             r"has no seeds, so uneven='(wrap|drop)' cannot give it batches",
-            r"uneven='error', but (logical )?ranks \d+ to \d+ have \[.*\] batches",
+            r"uneven='error', but (logical ranks|ranks|hosts) \d+ to \d+ have \[.*\] batches",
             r"cooperate\['batches'\]=\d is more than the \d+ seeds of",
+            r"hosts whose ranks cooperate need equally many ranks, got",
             r"your own seeds do not say which group they belong to; name a split",
             # things that the machine or the data lacks
             r"neighbor_sampler='device' needs a device other than the CPU",
