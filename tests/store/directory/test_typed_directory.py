@@ -647,6 +647,8 @@ LIES = {
     "indptr falls": ("e1.indptr.npy", lambda a: a.__setitem__(3, 10**9), r"holds no graph of \('author', 'writes', 'paper'\): indptr must not decrease"),
     "two have one id": ("n1.original_id.npy", lambda a: a.fill(3), "n1.original_id.npy must hold each of 0 to 34 once"),
     "seeds of no part": ("part-00001/n0.split_train.npy", lambda a: a.__setitem__(-1, 2**62), r"n0.split_train.npy must hold ascending ids in \["),
+    "seeds far below": ("part-00001/n0.split_train.npy", lambda a: a.__setitem__(slice(-2, None), [2**63 - 1, -(2**63)]),
+        r"n0.split_train.npy must hold ascending ids in \["),
     "edges of another part": ("part-00001/e2.split_train.npy", lambda a: a.__setitem__(0, 0), r"e2.split_train.npy must hold ascending ids in \["),
     "no probability": ("part-00000/n2.vip.npy", lambda a: a.__setitem__(0, np.nan), "n2.vip.npy must hold probabilities"),
     "times of another order": ("n0.time_time.npy", lambda a: a.__setitem__(slice(None), a[::-1].copy()),
