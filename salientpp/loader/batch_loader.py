@@ -40,7 +40,7 @@ from salientpp.loader.metrics import Measured
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
-from salientpp.loader.pyg_arguments import SamplingOptions, check_names, check_order, normalise_numbers
+from salientpp.loader.pyg_arguments import SamplingOptions, check_names, check_order, normalise
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
 from salientpp.loader.vertex_options import check_of_edges
@@ -123,7 +123,7 @@ class BatchLoader(PlannedLoader):
         elsewhere = ("device", "seed", "cache", "timeout")
         self.__dict__.update({name: value for name, value in options.by_name.items() if name not in elsewhere})
         self._given_options = options
-        normalise_numbers(kwargs)
+        normalise(kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
         source = self._open_source(comm, sampling)
         self._shuffle = shuffle = bool(kwargs.pop("shuffle", None) or False)

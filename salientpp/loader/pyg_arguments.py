@@ -125,8 +125,10 @@ def check_names(loader: type, kwargs: Mapping[str, Any], declared: Mapping[str, 
             raise TypeError(f"{loader.__name__} has no argument {name!r}{meant}")
 
 
-def normalise_numbers(kwargs: dict[str, Any]) -> None:
-    """Converts the numbers in ``kwargs`` for torch's ``DataLoader`` to Python's, in place."""
+def normalise(kwargs: dict[str, Any]) -> None:
+    """Converts the numbers in ``kwargs`` for torch's ``DataLoader`` to Python's, in place, and refuses values that torch notices only in an epoch."""
+    if kwargs.get("worker_init_fn") is not None and not callable(kwargs["worker_init_fn"]):
+        raise TypeError(f"worker_init_fn must be a function or None, got {kwargs['worker_init_fn']!r}")
     for name in ("batch_size", "num_workers", "prefetch_factor"):
         number = as_integer(kwargs.get(name))
         if number is not None:

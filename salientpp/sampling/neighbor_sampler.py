@@ -158,9 +158,8 @@ class NeighborSampler(BaseSampler):
                 given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
                 of = given.values
                 # Its keys are joined names, which cannot be split again if a name contains "__".
-                values = NumNeighbors(
-                    {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of, given.default
-                )
+                of = {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of
+                values = NumNeighbors(of, given.default)
         else:
             values = NumNeighbors(check_fanouts(num_neighbors, may_be_empty=True))
         self._num_neighbors = values

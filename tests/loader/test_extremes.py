@@ -42,6 +42,7 @@ OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "lookahead": ({"lookahead": "9" * 400 + "B"}, "lookahead must be"),
     "pad": ({"pad": {"sigma": 2**70}}, r"pad\['sigma'\] must be a number in \[0, 1000\] .*, got 1180591620717411303424"),
     "num_workers": ({"num_workers": None}, "num_workers must be an integer, got None"),
+    "worker_init_fn": ({"worker_init_fn": 0, "num_workers": 1}, "worker_init_fn must be a function or None, got 0"),
     "device": ({"device": 2**70}, "device must be the CPU.*, got 1180591620717411303424"),
     "ways": ({"ways": [None]}, "ways must contain objects of salientpp.engine.way.Way, got NoneType"),
     "times of edges": ({"time_attr": "when"}, "the seeds need times, since edges have times; pass input_time"),
