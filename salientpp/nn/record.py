@@ -26,6 +26,9 @@ from salientpp.sampling.hops import Hops
 #: Name prefixes of modules that compute statistics over all rows they get.
 _NORMS = (*GRAPH_NORMS, "BatchNorm", "SyncBatchNorm", "DiffGroupNorm", "LayerNorm")
 
+#: Activations inside layers. Layers of PyG share them as default arguments, also across models, which other threads may be calling.
+_SHARED = (torch.nn.ReLU, torch.nn.Sigmoid)
+
 #: Files whose functions call layers in the forward and again in the backward.
 _CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
 #: Functions through which rows leave torch, and functions that compute or change gradients of rows.
@@ -83,7 +86,7 @@ def record(
                 "edge_updater": functools.partial(_seen, keep_hops, module.edge_updater),
             }
             for part in module.modules():
-                if not isinstance(part, (MessagePassing, Aggregation)):
+                if not isinstance(part, (MessagePassing, Aggregation)) and type(part) not in _SHARED:
                     seen[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
         elif norms_are_row_wise and type(module).__name__.startswith(_NORMS):
             seen[module] = {"forward": functools.partial(_seen, keep_hops, module.forward)}

@@ -257,6 +257,34 @@ def test_models_in_two_threads_are_independent(data):
             assert_same(expected, got)
 
 
+@pytest.mark.parametrize("kind", [pyg.ARMAConv, pyg.FiLMConv, pyg.ResGatedGraphConv])
+def test_models_in_two_threads_may_share_an_activation_of_pyg(kind, batch):
+    """Its default instance belongs to all layers of the class. The first call of one model ends while that of the other runs."""
+
+    class Meets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = nn.ModuleList([kind(WIDTH, WIDTH), kind(WIDTH, 4)]).double()
+            self.meet: Any = lambda: None
+
+        def forward(self, x, edge_index):
+            self.meet()
+            return self.layers[1](self.layers[0](x, edge_index), edge_index)
+
+    entered, left, results = threading.Event(), threading.Event(), []
+    first, second = salientpp.nn.trim(Meets()), salientpp.nn.trim(Meets())
+    thread = threading.Thread(target=lambda: results.append(step(second, batch)))
+    first.meet = lambda: (thread.ident or thread.start(), entered.wait(60))
+    second.meet = lambda: (entered.set(), left.wait(60))
+    results.append(step(first, batch))
+    left.set()
+    thread.join()
+    for got in results:
+        assert_same(step(Meets(), batch), got)
+    assert not any("forward" in vars(module) for module in first.modules())
+
+
 def test_a_second_thread_raises_a_clear_error(batch):
     begun, done = threading.Event(), threading.Event()
 
