@@ -141,6 +141,7 @@ class Recorder(NotedDispatch):
     def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
         """Begins a layer's call with ``inputs``. ``rows`` are the inputs with a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
         self.see_gradients(inputs)
+        torch.clear_autocast_cache()  # so that this layer makes its own copy of rows that an earlier layer has cast
         node = self._new_node(0, self._nodes_of(inputs))
         for tensor in tensors_of(rows):
             if tensor.is_floating_point():

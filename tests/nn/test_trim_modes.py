@@ -47,6 +47,29 @@ def test_autocast_is_close_to_the_plain_model_under_autocast(kind, batch):
         torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
 
 
+def test_layers_of_one_table_may_share_its_cast_under_autocast(batch):
+    """torch keeps the cast of a leaf that needs a gradient. The second layer then casts nothing, but needs the rows of its neighbours too."""
+
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layers = nn.ModuleList([pyg.GATConv(WIDTH, 4), pyg.GATConv(WIDTH, 4)])
+
+        def forward(self, x, edge_index):
+            return self.layers[0](x, edge_index) + self.layers[1](x, edge_index)
+
+    found = []
+    for model in (Parallel(), salientpp.nn.trim(Parallel(), check=False)):
+        x = batch.x.detach().float().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x, batch.edge_index)[: batch.batch_size]
+        out.sum().backward()
+        found.append((out.detach(), x.grad))
+    for expected, got in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT])
 def test_other_dtypes_are_close(kind, dtype, batch):
