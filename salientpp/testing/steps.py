@@ -109,7 +109,7 @@ def run_step(
         if isinstance(whole, (tuple, list))
         else [whole]
     )
-    is_rows = [out.dim() == 2 for out in outputs]
+    is_rows = [out.dim() == 2 or (out.dim() == 1 and isinstance(whole, Tensor)) for out in outputs]
     outputs = [out[: batch.batch_size] if rows else out for out, rows in zip(outputs, is_rows)]
     found = {f"output {k}": out.detach().clone() for k, out in enumerate(outputs)}
     loss = _loss(outputs, is_rows, batch.n_id[: batch.batch_size])
@@ -137,8 +137,8 @@ def _loss(outputs: Sequence[Tensor], is_rows: Sequence[bool], ids: Tensor) -> An
     loss: Any = 0
     for out, rows in zip(outputs, is_rows):
         number = torch.arange(out.numel()).view(out.shape)
-        if rows:
-            number = ids[: len(out), None] * out.size(1) + number[:1]
+        if rows and len(out):
+            number = ids[: len(out)].view(-1, *[1] * (out.dim() - 1)) * out[0].numel() + number[:1]
         loss = loss + (out * (number + 1.0).double().cos()).sum() + out.square().sum()
     return loss
 

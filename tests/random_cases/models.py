@@ -42,19 +42,26 @@ torch_geometric.backend.use_segment_matmul = False
 
 LOADERS = (
     "[3, 2], batch_size=8", "[3, 2], batch_size=8", "[2, 2, 2], batch_size=6", "[3], batch_size=8", "[-1, -1], batch_size=4", "[3, 2], batch_size=2",
-    "[3, 3], batch_size=6, replace=True", "[3, 2], batch_size=5, disjoint=True", "[1, 1, 1, 1], batch_size=10",
+    "[3, 3], batch_size=6, replace=True", "[3, 2], batch_size=5, disjoint=True", "[1, 1, 1, 1], batch_size=10", "[3, 2], batch_size=1",
 )  # fmt: skip
 MODES = (
     ("train", "train", "train"), ("train", "train", "train"), ("train", "eval", "train"), ("eval", "train", "train"), ("eval", "eval", "eval"),
     ("no_grad", "train", "train"), ("train", "no_grad", "train"), ("inference", "train", "train"),
 )  # fmt: skip
-OUTPUTS = (
+#: Outputs of one tensor.
+ONE_OUTPUT = (
     "h",
     "h",
     "h",
     "h",
     "h.log_softmax(1)",
     "self.head(h)",
+    "self.one(h)",
+    "self.one(h).squeeze(1)",
+)
+OUTPUTS = (
+    *ONE_OUTPUT,
+    "h[:1]",
     "h, h.mean(0)",
     "h, hs[-1]",
     "{'h': h, 'kept': hs[-1]}",
@@ -85,6 +92,7 @@ class Case:
     """Random model, and the steps in which it is called.
 
     Attributes:
+        precision: "double", "single", or "autocast" for single precision under autocast to bfloat16.
         target: conversion that is compared with the plain model.
         options: options of the conversion, by name.
     """
@@ -96,6 +104,8 @@ class Case:
     given: str = "leaf"
     penalty: str = "none"
     output: str = "h"
+    precision: str = "double"
+    threads: int = 1
     target: str = "trim"
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -105,37 +115,11 @@ class Case:
             *([] if self.output == "h" else [f"returns {self.output}"]),
             *([] if self.penalty == "none" else [self.penalty]),
             *([] if set(self.modes) == {"train"} else ["/".join(self.modes)]),
+            *([] if self.precision == "double" else [self.precision]),
+            *([] if self.threads == 1 else [f"{self.threads} threads"]),
             *(f"{name}={value}" for name, value in self.options if value not in (None, False)),
         ]
         return tuple([each.kind for each in self.choices] + rest)
-
-
-def case_of(seed: int) -> Case:
-    """Returns the random case of an integer."""
-    r = random.Random(seed)
-    chosen = choices(r)
-    needs = {each.mode for each in chosen}
-    modes = ("eval",) * 3 if "evaluation" in needs else r.choice(MODES)
-    given = (
-        r.choice(("computed", "constant")) if "written" in needs else r.choice(("leaf", "leaf", "computed", "constant"))
-    )
-    penalty = "none" if "first order" in needs else r.choice(PENALTIES)
-    return Case(
-        seed,
-        chosen,
-        r.choice(LOADERS),
-        modes,
-        given,
-        penalty,
-        r.choice(OUTPUTS[:6] if "one output" in needs else OUTPUTS),
-        # Otherwise the check at run time would correct what the rules get wrong.
-        options=(("check", False),) if r.random() < 0.7 else (),
-    )
-
-
-def trimmed_outcome(case: Case) -> Failure | None:
-    """Runs a case of ``trim``."""
-    return failure_of(case, lambda model: salientpp.nn.trim(model, **dict(case.options)))
 
 
 def source_of(case: Case) -> str:
@@ -146,6 +130,8 @@ def source_of(case: Case) -> str:
     init = [each.init for each in case.choices if each.init]
     if "self.head" in case.output:
         init.append("self.head = nn.Linear(6, 4)")
+    if "self.one" in case.output:
+        init.append("self.one = nn.Linear(6, 1)")
     forward = ["h, hs = x, [x]", *(each.forward for each in case.choices if each.forward), f"return {case.output}"]
     model = [
         "class Model(nn.Module):",
@@ -162,7 +148,8 @@ def source_of(case: Case) -> str:
         "handles = []\n\n\ndef make():\n    torch.manual_seed(0)\n" + textwrap.indent("\n".join(make), " " * 4),
         "def begin(model, step):\n" + textwrap.indent("\n".join(begin), " " * 4),
     ]
-    return "\n\n\n".join([*lines, "\n".join(model), *functions]) + "\n"
+    source = "\n\n\n".join([*lines, "\n".join(model), *functions]) + "\n"
+    return source if case.precision == "double" else source.replace(".double()", ".float()")
 
 
 def _used(helpers: str, text: str) -> Iterator[str]:
@@ -204,7 +191,12 @@ def graph_of_cases() -> Any:
 
 
 def batches_of(case: Case) -> list[Any]:
-    return eval(_loader_text(case), {**_IMPORTED, "data": graph_of_cases()})
+    data = graph_of_cases() if case.precision == "double" else graph_of_cases().clone().apply(_to_single)
+    return eval(_loader_text(case), {**_IMPORTED, "data": data})
+
+
+def _to_single(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 def _loader_text(case: Case) -> str:
@@ -238,12 +230,11 @@ class Refused:
 Outcome = Failure | Refused | None
 
 
-def made_of(case: Case) -> tuple[dict[str, Any], Any, Any]:
-    """Returns the names of a case's source, its plain model, and an equal one to convert. Raises Invalid."""
+def made_of(case: Case, others: int = 1) -> tuple[Any, ...]:
+    """Returns the names of a case's source, its plain model, and equal ones to convert. Raises Invalid."""
     space = namespace_of(case)
     try:
-        plain = space["make"]()
-        other = space["make"]()
+        plain, *copies = [space["make"]() for _ in range(1 + others)]
     except Exception as error:
         raise Invalid(f"{type(error).__name__}: {error}") from error
     if not any(isinstance(module, MessagePassing) for module in plain.modules()):
@@ -252,14 +243,9 @@ def made_of(case: Case) -> tuple[dict[str, Any], Any, Any]:
         torch.manual_seed(1)
         for value in plain.parameters():
             value.data.normal_()
-    copy_values(plain, other)
-    return space, plain, other
-
-
-def failure_of(case: Case, convert: Callable[[Any], Any]) -> Failure | None:
-    """Runs a case over batches. Returns None if the converted model equals the plain one in every step, or refuses in the words that a choice allows."""
-    found = compared(case, convert)
-    return None if isinstance(found, Refused) else found
+    for other in copies:
+        copy_values(plain, other)
+    return space, plain, *copies
 
 
 def compared(
@@ -344,11 +330,10 @@ def _simpler(case: Case) -> Iterator[Case]:
     for k in range(len(case.options)):
         yield dataclasses.replace(case, options=case.options[:k] + case.options[k + 1 :])
     plainest = Case(case.seed, case.choices)
-    for name in ("modes", "penalty", "output", "loader", "given"):
-        simple = getattr(plainest, name)
-        if set(getattr(case, name)) != set(simple) and not (
-            name == "given" and any(each.mode == "written" for each in case.choices)
-        ):
+    for name in ("precision", "threads", "modes", "penalty", "output", "loader", "given"):
+        now, simple = getattr(case, name), getattr(plainest, name)
+        is_as_simple = set(now) == set(simple) if name == "modes" else now == simple
+        if not is_as_simple and not (name == "given" and any(each.mode == "written" for each in case.choices)):
             yield dataclasses.replace(case, **{name: simple})
     for k, each in enumerate(case.choices):  # options of constructors
         for option in re.findall(r", \w+=(?:'[^']*'|\[[^\]]*\]|[\w.]+)(?=[,)])", each.init):
@@ -360,7 +345,7 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 def script_of(case: Case) -> str:
     """Returns a script that shows the case without this file. Cases of other conversions than ``trim`` need the folder of the tests."""
-    if case.target != "trim":
+    if case.target != "trim" or case.precision != "double" or case.threads > 1:
         return f'''"""Random model {case.seed}: {", ".join(case.kinds)}. Run it in the folder tests, with PYTHONPATH=..:.:support."""
 
 from random_cases.choices import Choice

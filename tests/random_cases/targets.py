@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from random_cases import distributed_models, inferred, merged, models, typed
+from random_cases import distributed_models, inferred, merged, trimmed, typed
 from random_cases.models import Case, Failure, Invalid, Outcome, Refused, script_of, shrunk
 
 
@@ -24,7 +24,7 @@ class Target:
 
 
 TARGETS = {
-    "trim": Target(models.case_of, models.trimmed_outcome),
+    "trim": Target(trimmed.case_of, trimmed.outcome_of),
     "distributed": Target(distributed_models.case_of, distributed_models.outcome_of),
     "inferred": Target(inferred.case_of, inferred.outcome_of),
     "typed": Target(typed.case_of, typed.outcome_of),
