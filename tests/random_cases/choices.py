@@ -394,7 +394,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
             "nn.BatchNorm1d(6)", "nn.BatchNorm1d(6, track_running_stats=False)", "nn.BatchNorm1d(6, momentum=None, affine=False)", "nn.LayerNorm(6)",
             "nn.RMSNorm(6)", "nn.GroupNorm(2, 6)", "pyg.BatchNorm(6)", "pyg.LayerNorm(6)", "pyg.LayerNorm(6, mode='node')", "pyg.GraphNorm(6)",
             "pyg.PairNorm()", "pyg.PairNorm(scale_individually=True)", "pyg.DiffGroupNorm(6, groups=2)", "pyg.InstanceNorm(6)", "pyg.MeanSubtractionNorm()",
-            "pyg.GraphSizeNorm()", "nn.Softmax(dim=0)", "nn.Softmax(dim=1)", "nn.PReLU()",
+            "pyg.GraphSizeNorm()", "nn.Softmax(dim=0)", "nn.Softmax(dim=-2)", "nn.LogSoftmax(dim=-2)", "nn.Softmax(dim=1)", "nn.PReLU()",
         )},
         "nn.InstanceNorm1d(6)": ("nn.InstanceNorm1d(6)", "self.l(h.t()[None])[0].t()"),
         "nn.LayerNorm(6) of 3-D": ("nn.LayerNorm(6)", "self.l(h[:, None])[:, 0]"),
@@ -403,7 +403,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
     "rows": {name: ("", name) for name in (
         "h - h.mean(0)", "h / (1e-3 + h.std(0))", "h.softmax(0)", "h.softmax(-2)", "h.cumsum(-2) / 10", "h + h.sum(-2) / 40", "h - h.amax(dim=(-2,))", "F.normalize(h, dim=-2)",
         "h - h.mean(-1, keepdim=True)", "F.normalize(h, dim=0)", "F.normalize(h, dim=1)", "h - h.max(0).values", "h.flip(0)", "h.roll(1, 0)",
-        "h.cumsum(0) / 10", "h.sort(0).values", "h + h[:1]", "h + h[-1]", "h + h[h.abs().sum(1).argmax()]", "h @ (h.t() @ h).tanh()", "h + (h @ h.t()).tanh() @ h / 40",
+        "h.cumsum(0) / 10", "h.sort(0).values", "h + h[:1]", "h + h[-1]", "h + h[h.abs().sum(1).argmax()]", "h + h[torch.tensor([0, 0])].mean(0)", "h + h[torch.tensor([0, x.size(0) - 1])].mean(0)", "h + h.index_select(0, torch.tensor([x.size(0) - 1, 0]))[:1]", "h @ (h.t() @ h).tanh()", "h + (h @ h.t()).tanh() @ h / 40",
         "torch.cdist(h, h, 2, 'donot_use_mm_for_euclid_dist').neg().softmax(1) @ h", "h.t().softmax(0).t()", "h.t().cumsum(1).t() / 10", "h.reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 6)",
         "h.view(-1, 3).view(-1, 6).tanh()", "h.reshape(-1).reshape(h.shape)", "h.reshape(2, -1).flip(0).reshape(h.shape)", "torch.einsum('nd,ne->nd', h, h) / 6",
         "torch.einsum('nd,md->nm', h, h).softmax(1) @ h", "h + pyg.global_mean_pool(h, None)", "h + pyg.global_max_pool(h, h.new_zeros(h.size(0), dtype=torch.long))",
@@ -434,7 +434,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
     "edges": {name: ("", name) for name in (
         "h + scatter(h[edge_index[0]], edge_index[1], 0, dim_size=h.size(0)) / 4", "h + torch.zeros_like(h).index_add_(0, edge_index[1], h[edge_index[0]]) / 4",
         "h + torch.sparse_coo_tensor(edge_index, edge_weight.detach(), (h.size(0),) * 2).t() @ h",
-        "h + to_dense_adj(edge_index, max_num_nodes=h.size(0))[0].double().t() @ h / 4", "h + pyg.SimpleConv()(h, edge_index)", "h + softmax(h[edge_index[0]], edge_index[1], num_nodes=h.size(0)).mean(0)",
+        "h + to_dense_adj(edge_index, max_num_nodes=h.size(0))[0].double().t() @ h / 4", "h + pyg.SimpleConv()(h, edge_index)", "h + softmax(h[edge_index[0]], edge_index[1], num_nodes=h.size(0)).mean(0)", "h + h[edge_index[0]].mean(0)", "h + h.index_select(0, edge_index[1]).amax(0)",
     )},
     "module": {
         **{f"{name} of {form}": (name, text) for name in ("nn.MultiheadAttention(6, 2)", "nn.MultiheadAttention(6, 2, batch_first=True)", "nn.MultiheadAttention(6, 3, bias=False, add_zero_attn=True)") for form, text in (
@@ -719,6 +719,9 @@ MOMENTS: dict[str, tuple[str, str, str, str]] = {
     "layer for a penalty": ("self.n{k} = pyg.SAGEConv(6, 6)", "h = h + self.n{k}(h, edge_index).square().mean() / 10", "", ""),
     "parallel layers": ("self.n{k} = nn.ModuleList([pyg.SAGEConv(6, 6), pyg.GATConv(6, 6)])", "h = sum(layer(h, edge_index) for layer in self.n{k})", "", ""),
     "product of layers": ("self.n{k} = nn.ModuleList([pyg.SAGEConv(6, 6), pyg.GATConv(6, 6)])", "h = self.n{k}[0](h, edge_index) * self.n{k}[1](x, edge_index).sigmoid()", "", ""),
+    **{f"one column of {layer}": (f"self.n{{k}}, self.m{{k}} = pyg.{layer}, nn.Linear(1, 6)", "h = self.m{k}(self.n{k}(h, edge_index))", "", "") for layer in (
+        "SAGEConv(6, 1)", "SAGEConv(6, 1, 'max')", "GCNConv(6, 1)", "GraphConv(6, 1)", "GATConv(6, 1)", "GATv2Conv(6, 1)", "TransformerConv(6, 1)",
+    )},
     "loop over a layer": ("self.n{k} = pyg.GCNConv(6, 6)", "for _ in range(2):\n    h = self.n{k}(h, edge_index).tanh()", "", ""),
     "loop that grows": ("self.n{k} = pyg.GCNConv(6, 6)", "for _ in range(1 + min(step, 1)):\n    h = self.n{k}(h, edge_index).tanh()", "", ""),
 }  # fmt: skip

@@ -6,7 +6,6 @@ In double precision, results are equal up to rounding. In others, they differ no
 from __future__ import annotations
 
 import random
-import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +23,7 @@ from random_cases.models import (
     Invalid,
     Outcome,
     Refused,
+    answer_of,
     batches_of,
     cleared,
     compared,
@@ -86,21 +86,21 @@ def _trim(case: Case, model: Any) -> Any:
 def _threaded_outcome(case: Case) -> Outcome:
     """Runs the steps on equal models at once, one in each thread."""
 
-    def steps(model: Any) -> list[dict[str, torch.Tensor]] | Failure:
+    def steps(model: Any) -> list[dict[str, torch.Tensor]] | Outcome:
         found = []
         for step, (batch, mode) in enumerate(zip(batches, case.modes)):
             try:
                 found.append(run_step(model, space["begin"], batch, step, mode, case.given, case.penalty))
             except Exception as error:
-                return Failure(step, type(error).__name__, str(error)[:300])
+                return answer_of(case, step, error)
         return found
 
     with cleared():
         space, plain, *models = made_of(case, case.threads)
         batches = batches_of(case)
         expected = steps(plain)
-        if isinstance(expected, Failure):
-            raise Invalid(f"{expected.what}: {expected.off}")
+        if not isinstance(expected, list):
+            raise Invalid(str(expected))
         converted = [_trim(case, model) for model in models]
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)
@@ -110,12 +110,10 @@ def _threaded_outcome(case: Case) -> Outcome:
         finally:
             sys.setswitchinterval(interval)
     for found in results:
-        if isinstance(found, Failure):
-            is_refused = any(each.refuses and re.search(each.refuses, found.off) for each in case.choices)
-            return Refused(found.off) if is_refused else found
+        if not isinstance(found, list):
+            return found
         for step, (want, got) in enumerate(zip(expected, found)):
-            differs = difference(want, got)
-            if differs is not None:
+            if (differs := difference(want, got)) is not None:
                 return Failure(step, *differs)
     return None
 
@@ -154,10 +152,7 @@ def _rounded_outcome(case: Case) -> Outcome:
                     found.append(run_step(called, lambda _, step: space["begin"](model, step), given, *rest))
                 except Exception as error:
                     if number == 1:
-                        is_refused = any(each.refuses and re.search(each.refuses, str(error)) for each in case.choices)
-                        return (
-                            Refused(str(error)) if is_refused else Failure(step, type(error).__name__, str(error)[:300])
-                        )
+                        return answer_of(case, step, error)
                     raise Invalid(f"{type(error).__name__}: {error}") from error
             expected, got = found[:2]
             if any(not value.isfinite().all() for value in expected.values()):
