@@ -65,11 +65,11 @@ def case_of(seed: int) -> Case:
     return Case(
         seed,
         chosen,
-        f"{fanouts}, batch_size=6",
+        f"{fanouts}, batch_size={r.choice((6, 6, 6, 1))}",
         modes,
         "constant",
         penalty,
-        r.choice(("h", "h", "self.head(h)", "h.log_softmax(1)", "h, hs[-1]")),
+        r.choice(("h", "h", "self.head(h)", "self.one(h)", "self.one(h).squeeze(1)", "h.log_softmax(1)", "h, hs[-1]")),
         "merged",
         tuple(options.items()),
     )

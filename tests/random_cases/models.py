@@ -89,9 +89,10 @@ class Case:
     """Random model, and the steps in which it is called.
 
     Attributes:
-        precision: "double", "single", or "autocast" for single precision under autocast to bfloat16.
         target: conversion that is compared with the plain model.
         options: options of the conversion, by name.
+        precision: "double", "single", or "autocast" for single precision under autocast to bfloat16.
+        threads: number of equal models that are called at once, each in its own thread.
     """
 
     seed: int
@@ -101,10 +102,10 @@ class Case:
     given: str = "leaf"
     penalty: str = "none"
     output: str = "h"
-    precision: str = "double"
-    threads: int = 1
     target: str = "trim"
     options: tuple[tuple[str, Any], ...] = ()
+    precision: str = "double"
+    threads: int = 1
 
     @property
     def kinds(self) -> tuple[str, ...]:
