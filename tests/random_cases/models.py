@@ -247,7 +247,7 @@ def made_of(case: Case, others: int = 1) -> tuple[Any, ...]:
 
 
 def answer_of(case: Case, step: int, error: Exception) -> Outcome:
-    """Returns what an error of a converted model means: it refuses the case in words that a choice allows, or it fails."""
+    """Returns what an error of a converted model means: it refuses the case with an error that a choice allows, or it fails."""
     if any(each.refuses and re.search(each.refuses, str(error)) for each in case.choices):
         return Refused(str(error))
     return Failure(step, type(error).__name__, str(error)[:300])
