@@ -33,6 +33,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax, to_dense_adj
 
+import salientpp
 
 torch_geometric.backend.use_segment_matmul = False
 """
