@@ -20,6 +20,7 @@ from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.preload import PreloadedGraph
 from salientpp.fullgraph.problem import MOST_ARCS, Constants, Costs, Decision, Problem
 from salientpp.fullgraph.trial import can_recompute, kernel_constants, step_times
+from salientpp.nn.rehearsal import State
 from salientpp.ranks.facts import check_same
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -62,7 +63,7 @@ def plan_for(
 
     Args:
         model: the model to distribute. It is called in evaluation mode, to measure the widths of rows and the times of steps. All parameters are set to
-            rank 0's values, as in :func:`salientpp.distribute`; otherwise they and their gradients stay as they are.
+            rank 0's values, as in :func:`salientpp.distribute`; otherwise they, their gradients, buffers and attributes stay as they are.
         part: this rank's part, without a plan.
         arguments: arguments of the model; none: ``(part.x, part.edge_index)``.
         kind: 'cut' takes the minimum cut. 'fetch', 'cache', 'recompute' and 'sum' take one option for all vertices.
@@ -78,7 +79,7 @@ def plan_for(
     budget = _checked(graph, kind, memory, constants)
     arguments = arguments or (graph.x, graph.edge_index)
     base = DistributedModel(model, graph, asked="a plan")
-    with _evaluating(base), graph.ranks.reporting("plan_for"):
+    with _evaluating(model), graph.ranks.reporting("plan_for"):
         base(*arguments)
         widths, backward, products = ([*each] for each in zip(*base.seen)) if base.seen else ([1], [False], [False])
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
@@ -117,15 +118,18 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
 
 @contextlib.contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Sets a model to evaluation mode, with gradients. Restores modes and random states at the end of the context."""
-    modes = {module: module.training for module in model.modules()}
+    """Sets a model to evaluation mode, with gradients. Restores the model and random states at the end of the context, because a forward may change both."""
+    state = State(model.modules())
+    values = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             model.eval()
             yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        state.restore()
+        for tensor, value in values:
+            if not torch.equal(tensor, value):  # a write would invalidate what autograd keeps for a backward of the user's
+                tensor.detach().copy_(value)
 
 
 def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:

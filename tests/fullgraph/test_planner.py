@@ -287,6 +287,31 @@ def test_planning_by_measured_steps_leaves_the_model_unchanged(size, name):
     assert max(off for *_, off in found) < 1e-10
 
 
+class Counting(torch.nn.Module):
+    """A model whose forward changes a parameter, a buffer and an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 7).double()
+        self.scale = torch.nn.Parameter(torch.ones(7, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(7, dtype=torch.float64))
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        self.calls.append(len(self.calls))
+        with torch.no_grad():
+            self.scale.add_(0.1)
+            self.mean = self.mean + 1
+        return self.conv(x, edge_index) * self.scale + self.mean
+
+
+def test_planning_undoes_what_a_forward_changes():
+    model, part = Counting(), local(data_of())
+    plan_for(model, part, constants=CONSTANTS)
+    assert model.scale.tolist() == [1.0] * 7 and model.mean.tolist() == [0.0] * 7 and model.calls == []
+    assert all(each.training for each in model.modules())
+
+
 def with_kept_edges(rank: int) -> tuple[list[float], list[float]]:
     model = pyg.GCN(6, 16, 2, 7, cached=True).double()
     model(data_of().x, data_of().edge_index)
