@@ -68,21 +68,42 @@ class _Reentered(contextlib.AbstractContextManager[None]):
         return self._entered.pop().__exit__(*raised)
 
 
-class _Buffers:
-    """Copies of a layer's buffers before its forward, with which the backward calls the layer again.
+class _Before:
+    """Copies of a layer's buffers, and of the numbers among its attributes, before its forward. With them the backward calls the layer again.
 
-    A forward may change buffers, such as the vectors of ``spectral_norm``. They are copied before every forward, because writes through ``.data``
-    and later writes cannot be noticed.
+    A forward may change buffers, such as the vectors of ``spectral_norm``, and count its calls. Between forward and backward the user may call ``eval()``.
+    Buffers are copied before every forward, because writes through ``.data`` and later writes cannot be noticed.
     """
 
     def __init__(self, conv: torch.nn.Module) -> None:
         self._parts = [*conv.modules()]
-        self._given = _copies([module._buffers for module in self._parts])
+        self._buffers = _copies([module._buffers for module in self._parts])
+        self._numbers = [*map(_numbers_of, self._parts)]
 
-    def before(self) -> Replaced:
-        """Gives the layer, inside the context, its buffers from before the forward. Afterwards it has its present ones again."""
-        copies = _copies(self._given)
-        return Replaced((vars(module), "_buffers", copied) for module, copied in zip(self._parts, copies, strict=True))
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Gives the layer, inside the context, what it had before the forward. Afterwards it has what it has now."""
+        now, copies = [*map(_numbers_of, self._parts)], _copies(self._buffers)
+        try:
+            for part, numbers in zip(self._parts, self._numbers, strict=True):
+                _set_numbers(part, numbers)
+            with Replaced((vars(part), "_buffers", copied) for part, copied in zip(self._parts, copies, strict=True)):
+                yield
+        finally:
+            for part, numbers in zip(self._parts, now, strict=True):
+                _set_numbers(part, numbers)
+
+
+def _numbers_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns those attributes of a module that are numbers, such as ``training`` and a count of calls."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, (int, float))}
+
+
+def _set_numbers(module: torch.nn.Module, numbers: dict[str, Any]) -> None:
+    own = vars(module)
+    for name in _numbers_of(module).keys() - numbers.keys():
+        del own[name]
+    own.update(numbers)
 
 
 def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tensor | None]]:
@@ -179,11 +200,11 @@ class Recompute:
         for at in tables:
             values[at] = None  # `run` must not keep the tables
 
-        buffers = _Buffers(conv)
+        before = _Before(conv)
 
         @contextlib.contextmanager
         def running_again() -> Iterator[None]:
-            with self._calling(replace(call, is_again=True)), unchanged(conv), buffers.before(), again():
+            with self._calling(replace(call, is_again=True)), unchanged(conv), before.restored(), again():
                 yield
 
         contexts = self._calling(call), _Reentered(running_again)

@@ -253,6 +253,34 @@ def compare_under_spectral_norm(rank: int) -> None:
         torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
+def counted(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+    module.calls = getattr(module, "calls", 0) + 1
+    return out * module.calls
+
+
+def gradients_of_a_counting_layer(recompute: str | None) -> list[Tensor]:
+    """Returns the gradients of two steps. A hook inside the layer counts its calls, and the mode changes between forward and backward."""
+    torch.manual_seed(0)
+    conv = pyg.GINConv(nn.Sequential(nn.Linear(F, H), nn.BatchNorm1d(H), nn.Linear(H, H))).double()
+    conv.nn[0].register_forward_hook(counted)
+    part = local(graph())
+    model, found = distribute(conv, part, recompute=recompute), []
+    for step in range(2):
+        model.zero_grad()
+        model.train()
+        loss = model(part.x, part.edge_index).square().sum()
+        model.eval()
+        loss.backward()
+        assert conv.nn[0].calls == step + 1 and not conv.nn[1].training
+        found += [each.grad.clone() for each in conv.parameters()]
+    return found
+
+
+def test_a_layer_is_computed_again_with_the_numbers_and_the_mode_of_its_forward():
+    plain, again = map(gradients_of_a_counting_layer, (None, "layers"))
+    torch.testing.assert_close(again, plain, rtol=1e-9, atol=1e-12)
+
+
 class Scaled(pyg.MessagePassing):
     """Layer that halves a buffer in each call and multiplies its rows with it."""
 
