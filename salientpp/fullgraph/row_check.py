@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
+from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.fullgraph.outputs import output_tensors
 from salientpp.fullgraph.rank_graph import RankGraph
@@ -265,6 +266,7 @@ class RowCheck(TorchFunctionMode):
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
         """Handles a function whose result depends on several rows: computes it over all ranks if possible, else refuses it. Returns as :meth:`_verdict`."""
         if is_exempt():
+            self._refuse_other_layer(call)
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
             return []  # a helper of PyG sorts edges, or asks for their largest number
@@ -275,6 +277,12 @@ class RowCheck(TorchFunctionMode):
         if call.name in ("any", "all") and call.rows and call.rows[0].marks:
             return []  # there the model may ask about this rank's rows
         self.refuse(call.name)
+
+    def _refuse_other_layer(self, call: Call) -> None:
+        """Refuses a layer that looks up rows of edges, but is no module of the model, so that no rows of other ranks arrive for it."""
+        owner = running_module()[0]
+        if isinstance(owner, MessagePassing) and not any(each is owner for each in self._module.modules()):
+            self.refuse(f"{call.name} of a layer that is no module of the model (make it in __init__, and keep it as an attribute)")
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`, which reports wrong uses."""
@@ -349,11 +357,6 @@ class RowCheck(TorchFunctionMode):
         return run
 
     # --- errors ---------------------------------------------------------------------------------------------
-
-    def refuse_number(self) -> None:
-        """Refuses a number of rows that the user's code uses as a value while the plan of a trimmed model is found."""
-        if is_of_user():
-            self.refuse("a number of rows (size(0)) that is used as a number")
 
     def refuse(self, what: str) -> NoReturn:
         owner, place = running_module()

@@ -145,7 +145,11 @@ def _comparison(name: str) -> None:
         whole: dict[str, Any] = {what: self.check.whole_number(family) for what, family in sorted(families.items())}
         # An equal number is probably the size of another tensor of this rank. But if it is zero, this rank has no edges.
         is_size = type(other) is int and name in ("eq", "ne") and self.value == other != 0
-        if is_size or None in whole.values():
+        if is_size:
+            return mine
+        if None in whole.values():  # in a trimmed model or a hook, where ranks cannot ask each other
+            if name not in ("eq", "ne") and (name, other) not in (("gt", 0), ("le", 0)):
+                self.refuse("a number of rows (size(0)) that is compared")
             return mine
         return bool(
             function(*(each.of(whole[each.family.what]) if isinstance(each, Count) else each for each in (self, other)))

@@ -302,7 +302,7 @@ class NoChance(TorchDispatchMode):
         if func._schema.name == "aten::native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         for name in ("dropout_p", "dropout"):
-            if name in given:
+            if name in names:  # torch leaves out an argument that has its default
                 return func(**{**given, name: 0.0})
         generator = given.get("generator")  # of the user's
         state = None if generator is None else generator.get_state()

@@ -90,9 +90,8 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
     Returns one plan for all, in which a layer has the most hops that any rank found for it.
     """
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
-    refuse = model.rows.refuse_number if graph.averaging.size > 1 else None
     with rehearsal(model.module, args, kwargs) as effects:
-        plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs, refuse).plan
+        plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
     model._hop = 0
     ranks.agree("to trim a model")
     # A rank without vertices has a row that is none of the batch's. It cannot tell which rows are needed.

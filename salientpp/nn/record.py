@@ -61,7 +61,6 @@ def record(
     frame: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    refuse_number: Callable[[], None] | None = None,
 ) -> Recorded:
     """Finds the rows that each layer needs, by one call of the model. Returns the plan.
 
@@ -73,9 +72,8 @@ def record(
         norms_are_row_wise: True treats normalisations between layers as if they computed each row separately.
         frame: the Python frame that calls the model.
         args, kwargs: arguments of the model.
-        refuse_number: as in :class:`~salientpp.nn.trace.Recorder`.
     """
-    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame, refuse_number)
+    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
     keep_hops = functools.partial(recorder.propagate, length=0)
     seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
@@ -207,7 +205,7 @@ class _Functions(Noted, TorchFunctionMode):
         if name not in ("size", "__len__", "numel", "nelement") and func != torch.Tensor.shape.__get__:  # type: ignore[attr-defined]
             return out
         shape = self._recorder.shape_of(args[0])
-        if shape is None:
+        if shape is None or type(out) not in (int, torch.Size):  # over ranks, the check of rows has given a number that reports its use there
             return out
         if name in ("numel", "nelement"):
             return shape.numel()

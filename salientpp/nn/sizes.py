@@ -29,12 +29,11 @@ class Reading:
 class RowCount(int):
     """Number of rows, or a number computed from it, that reports how the model uses it.
 
-    Use in a shape, or a comparison for equality, does no harm. For other uses, it calls ``refuse`` (if given), which may raise, and then ``harm``.
+    Use in a shape, or a comparison for equality, does no harm. For other uses, it calls ``harm``.
     """
 
     readings: tuple[Reading, ...]
     harm: Callable[[int], None]
-    refuse: Callable[[], None] | None = None
     is_exact: bool  # the number itself, and not computed from it
 
     def __new__(
@@ -59,8 +58,6 @@ class RowCount(int):
 
     def need_all(self) -> None:
         """Records a use that would give another value with fewer rows, so that all rows are needed."""
-        if self.refuse is not None:
-            self.refuse()
         self.use()
         self.harm(self.nodes)
 
@@ -86,9 +83,7 @@ def _computed(name: str) -> Callable[..., Any]:
             self.need_all()
             return value
         readings = [self.readings, *(each.readings for each in others if isinstance(each, RowCount))]
-        found = RowCount(value, tuple(dict.fromkeys(one for each in readings for one in each)), self.harm, False)
-        found.refuse = self.refuse
-        return found
+        return RowCount(value, tuple(dict.fromkeys(one for each in readings for one in each)), self.harm, False)
 
     return method
 

@@ -94,12 +94,11 @@ class Recorder(NotedDispatch):
     Args:
         num_seeds: number of first rows that are seeds in every vertex type. A slice of the first rows keeps rows in place if it is no longer than this.
         frame: Python frame that calls the model.
-        refuse_number: is called before a number of rows is used as a value, and may raise an error; None: nothing is called.
     """
 
-    def __init__(self, num_seeds: int, frame: Any, refuse_number: Callable[[], None] | None = None) -> None:
+    def __init__(self, num_seeds: int, frame: Any) -> None:
         super().__init__()
-        self.frame, self._refuse_number = frame, refuse_number
+        self.frame = frame
         self._num_seeds = num_seeds
         self._nodes: list[_Node] = []
         self._rows: dict[StorageWeakRef, _Rows] = {}
@@ -213,9 +212,7 @@ class Recorder(NotedDispatch):
 
     def _count(self, number: int, nodes: int) -> RowCount:
         self._readings.append(Reading(nodes))
-        found = RowCount(number, (self._readings[-1],), self._need_all)
-        found.refuse = self._refuse_number
-        return found
+        return RowCount(number, (self._readings[-1],), self._need_all)
 
     def follow_shaped(self, tensor: Tensor, count: RowCount) -> None:
         """Follows a new tensor that was made with ``count`` rows, such as ``torch.zeros(count)``."""
