@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -80,7 +80,13 @@ def plan_for(
     arguments = arguments or (graph.x, graph.edge_index)
     base = DistributedModel(model, graph, asked="a plan")
     with _evaluating(model), graph.ranks.reporting("plan_for"):
+        before = _versions(arguments)
         base(*arguments)
+        if _versions(arguments) != before:
+            raise ValueError(
+                "the model's forward writes to its arguments in place, so plan_for, which calls the model, has changed them; make the forward write to a "
+                "copy (such as x.clone()), and open the part again"
+            )
         widths, backward, products = ([*each] for each in zip(*base.seen)) if base.seen else ([1], [False], [False])
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
         costs = Costs(widths, backward, products, constants or _UNIT, itemsize)
@@ -88,6 +94,11 @@ def plan_for(
             costs = costs.timed(step_times(base, arguments), kernel_constants(graph))
         problem = _problem(graph, costs, can_recompute(graph, arguments) and kind in ("cut", "recompute"))
         return _planned(graph, problem, kind, problem.solve(budget) if kind == "cut" else problem.pure(kind))
+
+
+def _versions(arguments: Iterable[Any]) -> list[int]:
+    """Returns numbers that change when a tensor among the arguments is written to."""
+    return [each._version for each in arguments if isinstance(each, torch.Tensor) and not each.is_inference()]
 
 
 def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
@@ -128,7 +139,9 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         state.restore()
         for tensor, value in values:
-            if not torch.equal(tensor, value):  # a write would invalidate what autograd keeps for a backward of the user's
+            if not torch.equal(
+                tensor, value
+            ):  # a write would invalidate what autograd keeps for a backward of the user's
                 tensor.detach().copy_(value)
 
 

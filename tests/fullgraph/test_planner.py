@@ -312,6 +312,20 @@ def test_planning_undoes_what_a_forward_changes():
     assert all(each.training for each in model.modules())
 
 
+class Writing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 7).double()
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.mul_(2), edge_index)
+
+
+def test_a_model_that_writes_to_its_arguments_is_not_planned():
+    with pytest.raises(ValueError, match=r"writes to its arguments in place, so plan_for, .* open the part again"):
+        plan_for(Writing(), local(data_of()), constants=CONSTANTS)
+
+
 def with_kept_edges(rank: int) -> tuple[list[float], list[float]]:
     model = pyg.GCN(6, 16, 2, 7, cached=True).double()
     model(data_of().x, data_of().edge_index)
