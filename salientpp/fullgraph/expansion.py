@@ -28,7 +28,7 @@ class Preload:
 
     Attributes:
         hops: number of rounds in which vertices pick in-neighbours, at least 0. Training is exact if ``fanout`` is None and ``hops`` is at least the number
-            of layers.
+            of layers, where a layer that passes messages K times counts K times.
         fanout: largest number of in-neighbours that a vertex picks, at random, at least 1; None: all in-neighbours that are not the host's.
         seed: seed of the picks, and of the division of a host's graph among its ranks.
 
