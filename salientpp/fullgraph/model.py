@@ -346,9 +346,9 @@ class DistributedModel(torch.nn.Module):
 
 
 def _call_followed(rows: RowCheck, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer, and tells the check of rows that its result has a row for each vertex."""
+    """Calls a layer, and tells the check of rows which rows its results have."""
     out = forward(*args, **kwargs)
-    rows.follow(out)
+    rows.follow_layer(out)
     return out
 
 

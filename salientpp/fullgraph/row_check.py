@@ -136,6 +136,17 @@ class RowCheck(TorchFunctionMode):
             if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) in self._numbers:
                 self._mark(tensor, Rows(self._family("vertices", tensor.size(dim)), dim % tensor.dim()))
 
+    def follow_layer(self, out: Any) -> None:
+        """Records which tensors among the results of a layer have rows of vertices, and which have rows of edges, such as weights of attention."""
+        self.follow(out)
+        tensors = [*output_tensors(out)] if self._number else []
+        for ends in [each for each in tensors if each.dtype == torch.int64 and each.dim() == 2 and each.size(0) == 2]:
+            family = Family.of(ends.size(1), "edges, joined to others", (5, 13))  # maybe with self-loops
+            self._mark(ends, Rows(family, 1, ids=True))
+            for weights in [each for each in tensors if each.is_floating_point() and each.size(0) == ends.size(1)]:
+                if weights is not tensors[0]:
+                    self._mark(weights, Rows(family))
+
     def paused(self) -> Replaced:
         """Switches the check off inside the context. Results of functions are then not followed either."""
         return self._having({"_off": True})
@@ -282,7 +293,9 @@ class RowCheck(TorchFunctionMode):
         """Refuses a layer that looks up rows of edges, but is no module of the model, so that no rows of other ranks arrive for it."""
         owner = running_module()[0]
         if isinstance(owner, MessagePassing) and not any(each is owner for each in self._module.modules()):
-            self.refuse(f"{call.name} of a layer that is no module of the model (make it in __init__, and keep it as an attribute)")
+            self.refuse(
+                f"{call.name} of a layer that is no module of the model (make it in __init__, and keep it as an attribute)"
+            )
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`, which reports wrong uses."""

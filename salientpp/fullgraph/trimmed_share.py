@@ -90,7 +90,10 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
     Returns one plan for all, in which a layer has the most hops that any rank found for it.
     """
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
-    with rehearsal(model.module, args, kwargs) as effects:
+    with rehearsal(model.module, args, kwargs) as effects:  # whose end removes the hooks
+        for layer in model.module.modules():
+            if isinstance(layer, MessagePassing):
+                layer.register_forward_hook(lambda _, __, out: model.rows.follow_layer(out))
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
     model._hop = 0
     ranks.agree("to trim a model")

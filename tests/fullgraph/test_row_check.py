@@ -145,6 +145,11 @@ class Net(nn.Module):
         return self.second(h, g.edge_index)
 
 
+def times_weights(net: Any, h: Tensor, g: Any) -> Tensor:
+    h, (_, weights) = net.first(h, g.edge_index, return_attention_weights=True)
+    return h * weights.mean()
+
+
 class Centred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -270,6 +275,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Net(lambda net, h, g: net.attend(h, h, h, need_weights=False)[0]),
         "multi_head_attention_forward",
     ),
+    "weights of attention": (lambda: Net(times_weights, pyg.GATv2Conv), "mean"),
     "layer made in the forward": (
         lambda: Net(lambda net, h, g: h + pyg.SimpleConv()(h, g.edge_index)),
         "index_select of a layer that is no module of the model",
@@ -925,14 +931,21 @@ def test_questions_that_ranks_cannot_answer_together_are_refused():
         assert re.search("unique in Asking .* depends on the rows of several vertices", trimmed)
 
 
-#: What a trimmed model may do with a number of rows: the step between its layers, and a pattern of the error; "" if the model is right.
-COUNTED: list[tuple[Change, str]] = [
-    (lambda net, h, g: h / h.size(0), "div in Net"),
-    (lambda net, h, g: h / int(h.size(0)), r"int\(\) of a number of rows"),
-    (lambda net, h, g: h * math.log(h.size(0)), r"a number of rows \(size\(0\)\) that is used as a number in Net"),
-    (lambda net, h, g: h if h.size(0) > 5 else -h, r"a number of rows \(size\(0\)\) that is compared in Net"),
-    (lambda net, h, g: h if h.size(0) > 0 else -h, ""),
-    (lambda net, h, g: h.view(h.size(0), -1) + torch.zeros(h.shape), ""),
+#: What a trimmed model may do with numbers of rows and with rows of edges: the model, and a pattern of the error; "" if the model is right.
+TRIMMED: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: Net(lambda net, h, g: h / h.size(0)), "div in Net"),
+    (lambda: Net(lambda net, h, g: h / int(h.size(0))), r"int\(\) of a number of rows"),
+    (
+        lambda: Net(lambda net, h, g: h * math.log(h.size(0))),
+        r"a number of rows \(size\(0\)\) that is used as a number in Net",
+    ),
+    (
+        lambda: Net(lambda net, h, g: h if h.size(0) > 5 else -h),
+        r"a number of rows \(size\(0\)\) that is compared in Net",
+    ),
+    (lambda: Net(lambda net, h, g: h if h.size(0) > 0 else -h), ""),
+    (lambda: Net(lambda net, h, g: h.view(h.size(0), -1) + torch.zeros(h.shape)), ""),
+    (lambda: Net(times_weights, pyg.GATv2Conv), "mean in Net"),
 ]
 
 
@@ -941,12 +954,12 @@ def counted(rank: int) -> list[str]:
     mfg = batch_of(data, torch.arange(3), [2, 2])
     batch, mine = filled(data, mfg), share_batch(data, mfg, mfg.node % 2, 2, rank)
     texts = []
-    for change, _ in COUNTED:
-        model = distribute(trim(Net(change)), loader_of(2))
+    for make, _ in TRIMMED:
+        model = distribute(trim(make()), loader_of(2))
         try:
             out = model(mine.x, mine)[: mine.batch_size]
             rows = [mfg.node.tolist().index(v) for v in mine.n_id[: mine.batch_size].tolist()]
-            torch.testing.assert_close(out, Net(change)(batch.x, batch)[rows])
+            torch.testing.assert_close(out, make()(batch.x, batch)[rows])
         except ValueError as error:
             texts.append(str(error))
         else:
@@ -954,7 +967,7 @@ def counted(rank: int) -> list[str]:
     return texts
 
 
-def test_a_trimmed_model_may_use_a_number_of_rows_as_a_size_only():
+def test_a_trimmed_model_may_use_numbers_of_rows_as_sizes_only():
     for texts in distributed.run(counted, 2):
-        for text, (_, words) in zip(texts, COUNTED, strict=True):
+        for text, (_, words) in zip(texts, TRIMMED, strict=True):
             assert re.search(words, text) if words else not text, text
