@@ -1,6 +1,7 @@
 """Law of random models over ranks: outputs and all gradients equal those of one process, or all ranks raise an error that says why.
 
-Each case draws a layout or a plan, the number of ranks, ``recompute`` and preloading; or batches that the ranks of a host compute together.
+Each case draws a layout or a plan, the number of ranks, ``recompute`` and preloading; or batches that the ranks of a host compute together. With fewer
+preloaded hops than the model needs, outputs and gradients equal those of one process for each host, on the vertices that the host keeps.
 """
 
 # ruff: noqa: E501 (tables)
@@ -11,6 +12,7 @@ import random
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,10 +31,13 @@ from random_cases.models import (
     run_step,
 )
 from random_cases.pool import Failed, Place, shared_pool
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 import salientpp
 from salientpp.fullgraph import Constants, Preload, distribute, local, plan_for
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.placement import runs
 from salientpp.testing.steps import Rows, difference, is_in_words
 
 _PRODUCTS = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "LGConv", "SGConv", "TAGConv", "APPNP", "LEConv", "SimpleConv", "ClusterGCNConv", "GatedGraphConv"), aggr=())  # fmt: skip
@@ -41,6 +46,11 @@ _ANY = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "GATConv", "GATv2C
 _OFFSETS = {1: [[0, 120]], 2: [[0, 60, 120], [0, 1, 120], [0, 0, 120]], 3: [[0, 0, 70, 120], [0, 40, 80, 120]], 4: [[0, 3, 3, 70, 120], [0, 30, 60, 90, 120]]}  # fmt: skip
 _LAYOUTS = ("cover", "1d", "1.5d", "2d", "grid:1x{}", "grid:{}x1")
 _PLANS = ("fetch", "cache", "recompute", "sum", "cut")
+#: Numbers of preloaded hops, compared with the hops that a model needs -> how many more.
+_HOPS = {"as needed": 0, "more": 6, "fewer": -1}
+#: Layers, norms (also inside PyG's models) and questions whose results, with fewer hops, are neither those of the whole graph nor those of a host's vertices: degrees and statistics are
+#: those of the whole graph, as the documentation says.
+_OF_WHOLE_GRAPH = r"model|GCN|SGConv|SSGConv|TAGConv|APPNP|ARMAConv|FAConv|DNAConv|LGConv|EGConv|MixHopConv|PDNConv|atch|size\(|shape|any\(|all\(|max\(\)|unique"
 ARGUMENTS = ("layout", "recompute", "preload", "plan", "kind", "model.module")
 
 
@@ -58,7 +68,7 @@ def case_of(seed: int) -> Case:
         options["plan"] = r.choice(_PLANS)
         layers = _PRODUCTS if options["plan"] == "sum" else _ANY
     elif way == "preload":
-        options["preload"] = 8  # more hops than any model has
+        options["preload"] = r.choice((*_HOPS, "as needed"))
         options["per_host"] = r.choice([each for each in (1, 2) if ranks % each == 0])
     elif way == "batches":
         options["batches"] = True
@@ -66,20 +76,22 @@ def case_of(seed: int) -> Case:
         options["trim"] = r.random() < 0.5
     if not options.get("trim") and r.random() < 0.3:
         options["recompute"] = "layers"
-    if way not in ("preload", "batches"):
+    if way != "batches":
         options["offsets"] = r.choice(_OFFSETS[ranks])
-    depths = (1, 2) if way == "preload" else (1, 2, 2, 3)
-    chosen = drawn(
-        r, Taste(layers, layers, [each for each in BY_ROW if not (each[1].startswith("nn.Transformer"))], depths=depths)
-    )
+    ops = [each for each in BY_ROW if not each[1].startswith("nn.Transformer")]
+    chosen = drawn(r, Taste(layers, layers, ops))
     if options.get("batches") and any("atch" in each.init for each in chosen):
         options["per_host"] = ranks  # norms use the vertices of all hosts, which no process has
     gone = [each.number for each in chosen if _is_left_out(each, options)]
     chosen = tuple(each for each in chosen if each.number not in gone and each.needs not in gone) or (layers(r, 0),)
+    if options.get("preload") == "fewer" and any(
+        re.search(_OF_WHOLE_GRAPH, each.kind + each.init + each.forward) for each in chosen
+    ):
+        options["preload"] = "as needed"
     modes = r.choice((("train", "train"), ("train", "eval"), ("eval", "train"), ("no_grad", "train")))
     if any(each.mode == "evaluation" for each in chosen):
         modes = ("eval", "eval")
-    penalty = r.choice(("none",) * 9 + ("hessian",))
+    penalty = r.choice(("none",) * 29 + ("hessian",))
     return Case(
         seed, chosen, modes=modes, given="stored" if way in ("layout", "plan") else r.choice(("leaf", "constant", "stored")), penalty=penalty, output=r.choice(("h", "h", "self.head(h)", "h.log_softmax(1)", "h, hs[-1]")),
         target="distributed", options=tuple(options.items()),
@@ -93,15 +105,8 @@ def _is_left_out(choice: Choice, options: dict[str, Any]) -> bool:
     # A trimmed model is checked in the call that finds its plan, and not later.
     if options.get("trim") and choice.kind.startswith("moment") and re.search(r"size\(0\)|mean\(0\)", choice.forward):
         return True
-    calls_again = options["recompute"] is not None or options.get("plan") is not None
-    return (
-        calls_again
-        and re.search(
-            "count|Counted|spectral_norm|moment (call|mean|list|dictionary|object|buffer|generator)|Alternating",
-            choice.kind,
-        )
-        is not None
-    )
+    # The backward computes a layer again from its rows, so torch refuses writes to them.
+    return options["recompute"] is not None and choice.mode == "written"
 
 
 def options_of(case: Case) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def _steps(
             mine = share_batch(data, mfg, _owners(mfg, ranks), ranks, part.cooperation.place)
             given.append(Rows(mine, mine.n_id, int(mine.batch_size) if trims else mine.n_id.numel()))
     else:
-        preload = None if options["preload"] is None else Preload(options["preload"])
+        preload = None if options["preload"] is None else Preload(options["hops"])
         part = local(
             data,
             offsets=options["offsets"],
@@ -201,9 +206,11 @@ def _steps(
 def outcome_of(case: Case) -> Outcome:
     """Runs a case."""
     options = options_of(case)
-    expected = [
-        _plain_steps(case, host) for host in range(options["ranks"] // options["per_host"] if options["batches"] else 1)
-    ]
+    if options["preload"] is not None:
+        options["hops"] = max(0, _hops_of(case) + _HOPS[options["preload"]])
+        case = replace(case, options=tuple(options.items()))
+    has_hosts = options["batches"] or options["preload"] == "fewer"
+    expected = [_plain_steps(case, host) for host in range(options["ranks"] // options["per_host"] if has_hosts else 1)]
     answers = _answers(case, options["ranks"])
     for rank, answer in enumerate(answers):
         if isinstance(answer, Failed):
@@ -236,6 +243,54 @@ def _answers(case: Case, ranks: int) -> list[Any]:
         return [Failed(type(error).__name__, f"{error}\n{traceback.format_exc()[-1500:]}")]
 
 
+def _hops_of(case: Case) -> int:
+    """Returns how often the layers of a case's model pass messages in a call, at most. Sums of edges outside of layers count as one more. Raises Invalid."""
+    data, counts = graph_of_cases().clone(), []
+    rows = Rows(data, torch.arange(120), 120)
+    with cleared():
+        space, plain, _ = made_of(case)
+
+        def begin(model: Any, step: int) -> None:
+            space["begin"](model, step)
+            counts.append(int(any("edge_index[1]" in each.forward for each in case.choices)))
+            for module in model.modules():
+                if isinstance(module, MessagePassing) and not getattr(module.propagate, "counts", False):
+                    module.propagate = counted(module.propagate)
+
+        def counted(propagate: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                counts[-1] += 1
+                return propagate(*args, **kwargs)
+
+            run.counts = True
+            return run
+
+        for step, mode in enumerate(case.modes):
+            try:
+                run_step(plain, begin, rows, step, mode, case.given, case.penalty)
+            except Exception as error:
+                raise Invalid(f"{type(error).__name__}: {error}") from error
+    return max(counts)
+
+
+def _kept_by(host: int, options: dict[str, Any]) -> Data:
+    """Returns the graph of a host that preloads: its inner vertices come first, and then those that it picks in ``hops`` rounds."""
+    data = graph_of_cases()
+    bounds, ranks = options["offsets"] or runs(120, options["ranks"]), options["per_host"]
+    inner = torch.arange(bounds[host * ranks], bounds[(host + 1) * ranks])
+    is_kept = torch.zeros(120, dtype=torch.bool)
+    is_kept[inner] = True
+    for _ in range(options["hops"]):
+        is_kept[data.edge_index[0, is_kept[data.edge_index[1]]]] = True
+    is_kept[inner] = False
+    n_id = torch.cat([inner, is_kept.nonzero().view(-1)])
+    e_id = torch.isin(data.edge_index, n_id).all(0).nonzero().view(-1)
+    place = torch.empty(120, dtype=torch.long)
+    place[n_id] = torch.arange(n_id.numel())
+    rows = {name: value[n_id if data.is_node_attr(name) else e_id] for name, value in data if name != "edge_index"}
+    return Data(**rows, edge_index=place[data.edge_index[:, e_id]], n_id=n_id, e_id=e_id, num_inner=inner.numel())
+
+
 def _plain_steps(case: Case, host: int) -> list[tuple[dict[str, torch.Tensor], torch.Tensor, Any]]:
     """Returns the results of the plain model on the whole graph, or on the batches of a host."""
     options, data, found = options_of(case), graph_of_cases().clone(), []
@@ -247,6 +302,9 @@ def _plain_steps(case: Case, host: int) -> list[tuple[dict[str, torch.Tensor], t
                 mfg = _sampled(host, step)
                 batch = filled(data, mfg)
                 rows, e_id = Rows(batch, mfg.node, batch.batch_size if options["trim"] else mfg.node.numel()), None
+            elif options["preload"] == "fewer":
+                kept = _kept_by(host, options)
+                rows, e_id = Rows(kept, kept.n_id, kept.num_inner), kept.e_id
             try:
                 if options["plan"] is not None and step == 0:
                     space["begin"](plain, 0)
