@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from salientpp.graph.csc import Graph
@@ -183,9 +185,15 @@ def _joined(items: Sequence[Any]) -> list[Layer]:
 def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     try:
         called = function.forward if isinstance(function, torch.nn.Module) else function
-        return dict(inspect.signature(called).parameters)
+        found = dict(inspect.signature(called).parameters)
     except (ValueError, TypeError):  # a builtin, such as torch.relu
         return {}
+    if isinstance(function, MessagePassing) and any(each.kind is each.VAR_KEYWORD for each in found.values()):
+        return {
+            **inspect.signature(types.MethodType(type(function).forward, function)).parameters,
+            **found,
+        }  # the user has wrapped the forward
+    return found
 
 
 def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
@@ -342,7 +350,8 @@ class _Trial:
             None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
         )
         batches = []
-        for seeds in torch.randperm(TRIED_ROWS, generator=generator, device="cpu").split(TRIED_ROWS // 3):
+        # Small batches, so that a row which a function picks for all others, such as the largest, is missing in some of them.
+        for seeds in torch.randperm(TRIED_ROWS, generator=generator, device="cpu").split(TRIED_ROWS // 8):
             mfg = GraphTopology(graph).sample({None: seeds}, 0, DrawOptions([[-1]]))
             edge = mfg.edge.to(device)
             batch = LayerEdges(
@@ -366,6 +375,8 @@ class _Trial:
             in_batches = self.in_batches(layer, present)
         except Exception as error:
             hint = " (dtype= converts x)" if is_first else ""
+            if self.edges.attr is not None and "edge_attr" in layer.takes:
+                hint += ", with edge_attr (a function of (x, edge_index) in place of a layer gets none)"
             raise ValueError(
                 f"{what} cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
             ) from error
