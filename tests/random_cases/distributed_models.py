@@ -48,8 +48,8 @@ _LAYOUTS = ("cover", "1d", "1.5d", "2d", "grid:1x{}", "grid:{}x1")
 _PLANS = ("fetch", "cache", "recompute", "sum", "cut")
 #: Numbers of preloaded hops, compared with the hops that a model needs -> how many more.
 _HOPS = {"as needed": 0, "more": 6, "fewer": -1}
-#: Layers, norms (also inside PyG's models) and questions whose results, with fewer hops, are neither those of the whole graph nor those of a host's vertices: degrees and statistics are
-#: those of the whole graph, as the documentation says.
+#: Layers, norms (also inside PyG's models) and questions that use degrees, statistics or sizes of the whole graph, as the documentation says. With fewer
+#: hops, such results equal neither graph.
 _OF_WHOLE_GRAPH = r"model|GCN|SGConv|SSGConv|TAGConv|APPNP|ARMAConv|FAConv|DNAConv|LGConv|EGConv|MixHopConv|PDNConv|atch|size\(|shape|any\(|all\(|max\(\)|unique"
 ARGUMENTS = ("layout", "recompute", "preload", "plan", "kind", "model.module")
 

@@ -80,7 +80,7 @@ def one_of(names: Sequence[str], accepts: str = "", refuses: str = "^$", aggr: S
             if aggr:
                 plain = re.sub(r", aggr=(\[[^\]]*\]|'[^']*')", "", found.init)
                 found = dataclasses.replace(found, init=f"{plain[:-1]}, aggr={r.choice(aggr)!r})")
-            if re.search(accepts, found.init) and not re.search(refuses, found.init):
+            if re.search(accepts, found.init) and not re.search(f"{refuses}|{LEFT_OUT}", found.init):
                 break
         return found
 

@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from random_cases.choices import CONVS, Choice, model_of
 from random_cases.drawn import BY_ROW, Taste, drawn, one_of
@@ -29,6 +30,7 @@ from random_cases.models import (
     graph_of_cases,
     made_of,
 )
+from random_cases.pool import Failed, Place, shared_pool
 from torch_geometric.data import Data
 
 import salientpp
@@ -57,12 +59,17 @@ def case_of(seed: int) -> Case:
     chosen = tuple(_with_weights(each, chosen) for each in chosen)
     names = [name for name in ("edge_weight", "edge_attr") if any(name in each.forward for each in chosen)]
     options = {
-        "parts": r.choice((0, 0, 1)),
+        "ranks": r.choice((0, 0, 0, 1, 1, 2, 3)),
         "batch_size": r.choice((1, 7, 50, 1024)),
         "batch_edges": r.choice((2**20, 20)),
         "scratch": r.random() < 0.15,
         "names": tuple(name for name in names if r.random() < 0.95),
     }
+    if options["ranks"]:
+        options["parts"] = options["ranks"] + (options["ranks"] > 1 and r.random() < 0.3)
+        options["replication_factor"] = r.choice((0.0, 0.3))
+        options["num_workers"] = r.choice((0, 0, 0, 1))
+        options["out"] = r.random() < 0.3
     return Case(seed, chosen, modes=(), target="inferred", options=tuple(options.items()))
 
 
@@ -72,7 +79,10 @@ def _with_weights(layer: Choice, chosen: tuple[Choice, ...]) -> Choice:
     strategy = CONVS.get(inherited[1] if inherited else layer.kind.removeprefix("conv "))
     if strategy is None or not layer.forward.endswith("(h, edge_index)"):
         return layer
-    for name, takes in (("edge_weight", strategy.weight), ("edge_attr", strategy.attr is not None)):
+    for name, takes in (
+        ("edge_weight", strategy.weight),
+        ("edge_attr", (strategy.attr or "") in layer.init if strategy.attr is not None else False),
+    ):
         if takes and any(name in each.forward for each in chosen):
             return dataclasses.replace(layer, forward=f"{layer.forward[:-1]}, {name})")
     return layer
@@ -108,16 +118,8 @@ def _whole_graph(x: torch.Tensor, given: Any) -> list[Any]:
 
 def outcome_of(case: Case) -> Outcome:
     """Runs a case."""
-    options = {
-        "parts": 0,
-        "batch_size": 1024,
-        "batch_edges": 2**20,
-        "scratch": False,
-        "names": ("edge_weight", "edge_attr"),
-        **dict(case.options),
-    }
-    names = [name for name in options["names"] if any(name in each.forward for each in case.choices)]
-    data = graph_of_cases().clone()
+    options = options_of(case)
+    data, names = graph_of_cases().clone(), _names(case, options)
     given = Data(edge_index=data.edge_index, **{name: data[name].clone() for name in names})
     with cleared():
         space, plain, other = made_of(case)
@@ -128,33 +130,101 @@ def outcome_of(case: Case) -> Outcome:
             with torch.no_grad():
                 expected = plain(*_whole_graph(data.x.clone(), given))
             exec(steps_of(case), space)
-            steps = space["steps"](other)
+            space["steps"](other)
         except Exception as error:
             raise Invalid(f"{type(error).__name__}: {error}") from error
-        is_basic = len(case.choices) == 1 and case.choices[0].kind.startswith("model")
-        try:
-            got = inferred(steps[0] if is_basic else steps, data, names, options)
-        except Exception as error:
-            functions = tuple(re.findall(r"\bstep\d+", str(error)))
-            if is_in_words(error, plain, (*ARGUMENTS, *functions)):
-                return Refused(str(error))
-            return Failure(0, type(error).__name__, str(error)[:300])
-        found = difference({"output": expected}, {"output": got})
+    root = _root_of_parts(options["parts"]) if options["ranks"] else None
+    with tempfile.TemporaryDirectory() as folder:
+        if options["parts"] > 1:
+            answers = shared_pool().run(rows_on_rank, options["ranks"], case, root, Path(folder))
+        else:
+            try:
+                answers = [rows_on_rank(Place(0, 1), case, root, Path(folder))]
+            except Exception as error:
+                return Failure(0, type(error).__name__, str(error)[:300])
+        written = [torch.from_numpy(np.load(file)) for file in sorted(Path(folder).glob("out/part-*.npy"))]
+    got = torch.empty_like(expected)
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, Failed):
+            return Failure(0, f"rank {rank}: {answer.kind}", answer.text[:300])
+        if not isinstance(answer, str):
+            ids, rows = answer
+            if rows.shape[1:] != expected.shape[1:]:
+                return Failure(0, "output", f"{tuple(expected.shape)} and {tuple(rows.shape)}")
+            got[ids] = rows
+    words = [answer for answer in answers if isinstance(answer, str)]
+    if words:
+        is_wrong = len(words) < len(answers) or _must_work(case)
+        return Failure(0, f"refusal on {len(words)} ranks", words[0]) if is_wrong else Refused(words[0])
+    if options["out"] and not torch.equal(torch.cat(written), torch.cat([rows for _, rows in answers])):
+        return Failure(0, "files of the rows", [len(each) for each in written])
+    found = difference({"output": expected}, {"output": got})
     return None if found is None else Failure(0, *found)
 
 
-def inferred(model: Any, data: Any, names: list[str], options: dict[str, Any]) -> torch.Tensor:
-    """Returns the rows of all vertices, in the order of the data."""
-    more = {name: name for name in names}
-    more.update({name: options[name] for name in ("batch_size", "batch_edges")})
-    with tempfile.TemporaryDirectory() as folder:
+def _must_work(case: Case) -> bool:
+    """Returns True if the documentation promises that a model works: one layer, or a basic model without norms over all vertices.
+
+    The trial refuses what it finds wrong. So without this law, a fault would only make it refuse more.
+    """
+    only = case.choices[0]
+    is_layer = only.kind.removeprefix("conv ") in {*_MESSAGES} - {"EGConv", "FeaStConv"}  # these refuse some options
+    is_model = only.kind.startswith("model") and not re.search("norm='(layer|instance|graph|pair)_norm'", only.init)
+    return len(case.choices) == 1 and (is_layer or is_model)
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    """Returns the options of a case, with the plainest values for those that are missing."""
+    plainest = {
+        "batch_size": 1024,
+        "batch_edges": 2**20,
+        "scratch": False,
+        "names": ("edge_weight", "edge_attr"),
+        "ranks": 0,
+        "out": False,
+    }
+    found = {**plainest, "replication_factor": 0.0, "num_workers": 0, **dict(case.options)}
+    return {**found, "parts": max(found.get("parts", 0), found["ranks"]) if found["ranks"] else 0}
+
+
+def _names(case: Case, options: dict[str, Any]) -> list[str]:
+    return [name for name in options["names"] if any(name in each.forward for each in case.choices)]
+
+
+def rows_on_rank(place: Place, case: Case, root: Path | None, folder: Path) -> tuple[torch.Tensor, torch.Tensor] | str:
+    """Returns ids and rows of this rank's vertices, or the text of an error that says why. Raises errors without such words.
+
+    Args:
+        root: directory of the parts; None for a ``Data``.
+        folder: folder for files, the same on all ranks.
+    """
+    options = options_of(case)
+    more: dict[str, Any] = {name: name for name in _names(case, options)}
+    more.update({name: options[name] for name in ("batch_size", "batch_edges", "replication_factor", "num_workers")})
+    plain: Any = torch.nn.Module()
+    with cleared():
+        space, plain, model = made_of(case)
+        model.eval()
+        space["begin"](model, 0)
+        exec(steps_of(case), space)
+        steps = space["steps"](model)
+        if len(case.choices) == 1 and case.choices[0].kind.startswith("model"):
+            steps = steps[0]
         if options["scratch"]:
-            more.update(scratch=Path(folder) / "scratch", memory=2048)
-        if not options["parts"]:
-            return salientpp.inference(model, data, **more).clone()
-        part = salientpp.load(_root_of_parts(options["parts"]))
-        rows = salientpp.inference(model, part, **more)
-        return torch.empty_like(rows).index_copy_(0, part.original_id(part.split("all")), rows)
+            more.update(scratch=folder / "scratch", memory=2048)
+        if options["out"]:
+            more["out"] = folder / "out"
+        try:
+            if root is None:
+                return torch.arange(120), salientpp.inference(steps, graph_of_cases().clone(), **more).clone()
+            part = salientpp.load(root, process_group=place.group)
+            rows = salientpp.inference(steps, part, process_group=place.group, **more)
+            return part.original_id(part.split("all")), rows.clone()
+        except Exception as error:
+            functions = tuple(re.findall(r"\bstep\d+", str(error)))
+            if type(error).__name__ == "RankFailure" or is_in_words(error, plain, (*ARGUMENTS, *functions)):
+                return str(error)
+            raise
 
 
 @functools.cache
