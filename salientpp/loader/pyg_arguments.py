@@ -17,6 +17,7 @@ from salientpp.arguments import as_integer
 from salientpp.engine.option import Option, entry_meant
 from salientpp.engine.seeds import draws_of, sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
+from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.ppr import PPRSampler
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.suggestions import did_you_mean
@@ -79,7 +80,14 @@ class SamplingOptions:
                 raise ValueError(
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
-            return own.over(part) if isinstance(own, PPRSampler) else _for_loader(own)
+            if isinstance(own, PPRSampler):
+                return own.over(part)
+            if isinstance(own.topology, PartTopology) and not own.topology.is_of(part.books, part.part_id):
+                raise ValueError(
+                    "neighbor_sampler has the neighbour lists of other parts than this rank's host holds in this loader; pass the same ranks_per_host and "
+                    "logical_ranks as to the sampler's loader, or leave neighbor_sampler out"
+                )
+            return _for_loader(own)
         self._check_names()
         subgraph_type = self.subgraph_type if self.directed else SubgraphType.induced
         return sampler_of_part(

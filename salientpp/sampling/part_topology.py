@@ -111,6 +111,11 @@ class PartTopology(Topology):
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
         self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
 
+    def is_of(self, books: Mapping[str | None, PartitionBook], part_id: int | None) -> bool:
+        """Returns True if the topology was made for these parts and this part's host."""
+        offsets = [books[name].offsets.tolist() for name in self.part.node_types]
+        return part_id == self.part_id and offsets == [book.offsets.tolist() for book in self.books]
+
     def for_loader(self) -> PartTopology:
         """Returns a copy for one more loader, so that each loader sets its own ``seeds_are_held`` and formats of edge attributes."""
         found = copy.copy(self)

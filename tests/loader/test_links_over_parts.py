@@ -143,3 +143,21 @@ def test_loaders_that_share_a_sampler_do_not_change_each_others_batches(tmp_path
     data.edge_attr = torch.rand(data.num_edges, 5, generator=torch.Generator().manual_seed(1))
     _, root = in_both_forms(tmp_path, data, 2)
     assert distributed.run(_shared, 2, root) == [[], []]
+
+
+def _of_other_hosts(rank: int, root: str) -> str:
+    part = salientpp.load(root)
+    plain = {"input_nodes": "all", "batch_size": 64, "uneven": "exact"}
+    sampler = NeighborLoader(part, [4, 3], ranks_per_host=1, **plain).node_sampler
+    with pytest.raises(ValueError) as caught:
+        NeighborLoader(part, [], ranks_per_host=2, neighbor_sampler=sampler, **plain)
+    return str(caught.value)
+
+
+def test_a_sampler_with_the_lists_of_other_hosts_is_refused(tmp_path):
+    _, root = in_both_forms(tmp_path, random_data(200, 1200, directed=True), 4)
+    for text in distributed.run(_of_other_hosts, 2, root):
+        assert (
+            "the neighbour lists of other parts than this rank's host holds in this loader; pass the same ranks_per_host"
+            in text
+        )
