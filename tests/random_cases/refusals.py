@@ -31,7 +31,7 @@ _KNOWN = re.compile(
             r"the given cache (has no rows of|must hold rows of this loader's dataset, encoded in the same way)",
             r"pad=\{'static': True\} excludes pin_memory",
             r"device_rows\['zero_copy'\] needs rows in memory, but the rows of x come from a custom row source",
-            r"policy='.*' excludes a salientpp.PPRSampler",
+            r"excludes a salientpp.PPRSampler",
             r"memory\['allow'\]=\('sums',\) is for a NeighborLoader",
         )
     )

@@ -354,7 +354,8 @@ class Use:
             and not isinstance(sampler, PPRSampler)
         ):
             edges = ("a", "to", "b") if self.job.graph.is_typed else None
-            group = {"process_group": self.scene.place.group} if self.job.graph.is_directory else {}
+            names = {"process_group", "ranks_per_host", "logical_ranks"}  # the sampler is for these hosts and parts
+            group = {name: value for name, value in self.scene.arguments().items() if name in names}
             for _ in LinkNeighborLoader(
                 self.scene.data, [], edges, neighbor_sampler=sampler, batch_size=50, uneven="exact", **group
             ):
