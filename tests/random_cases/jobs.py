@@ -153,8 +153,8 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
         for _ in loader:
             pass
         return
-    if set(job.odd) & OF_SEEDS & job.arguments.keys():
-        return  # seeds that are not modelled
+    if {*job.odd} & {*OF_SEEDS, "pad"} & job.arguments.keys():
+        return  # an odd value that is valid after all; such seeds and sizes are not modelled
     try:
         plain = scene.plain(loader.seed)
         plain.turns(0)
