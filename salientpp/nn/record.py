@@ -31,8 +31,9 @@ _SHARED = (torch.nn.ReLU, torch.nn.Sigmoid)
 
 #: Files whose functions call layers in the forward and again in the backward.
 _CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
-#: Functions through which rows leave torch, and functions that compute or change gradients of rows.
-_READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
+#: Functions through which rows leave torch or that tell how much memory they take, and functions that compute or change gradients of rows.
+_READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr", "storage", "untyped_storage"])
+_NBYTES = torch.Tensor.nbytes.__get__  # type: ignore[attr-defined]
 _GRADIENTS = frozenset(["grad", "backward", "register_hook", "register_post_accumulate_grad_hook"])
 
 
@@ -186,7 +187,7 @@ class _Functions(Noted, TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if recorder.is_between and self._depth:
             self.names.append(name_of_function(func))
-        if name in _READS or name in _GRADIENTS:
+        if name in _READS or name in _GRADIENTS or func == _NBYTES:
             recorder.read([args, kwargs])
         recorder.see_gradients([args, kwargs])
         counts = list(counts_in([args, kwargs])) if recorder.counts_rows else []

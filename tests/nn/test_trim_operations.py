@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from trimmed import WIDTH, Between, batch_of, compare, graph, within
+
+import salientpp
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +271,14 @@ ALL = [
 def test_operations_over_all_rows_get_them(function, batch):
     _, got = compare(Between(function).double(), batch)
     assert got.rows[0] == batch.num_nodes
+
+
+@pytest.mark.parametrize("size", [lambda h: h.nbytes, lambda h: h.untyped_storage().size()], ids=["bytes", "storage"])
+def test_a_model_that_reads_the_memory_of_rows_gets_all_rows(size, batch):
+    model = Between(lambda m, x, e: (lambda h: h / size(h))(m.first(x, e))).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(model), check=False)
+    expected, got = (each(batch.x, batch.edge_index)[:13] for each in (model, trimmed))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 def made_by_size(m, x, e):
