@@ -137,7 +137,7 @@ class CheckedCall:
         differences = differences_of(expected, got)
         if not any(each > _DOUBTFUL for each in differences):
             return None
-        eps = max((_eps(value) for value in expected.values), default=0.0)
+        eps = _largest_eps(expected)
         noise = [0.0] * len(differences)
         for pattern in range(1, _PATTERNS + 1):
             changed = self.call(evaluates=evaluates, change=4 * eps, pattern=pattern)
@@ -220,6 +220,15 @@ def _norm(value: Tensor) -> float:
 def _real(value: Tensor) -> Tensor:
     """Returns a complex tensor as pairs of real numbers, which can be compared; others as they are."""
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
+def is_sharp(results: Results) -> bool:
+    """Returns True if a comparison with these results notices differences of a few per cent. In 16 bits it does not."""
+    return _DOUBTFUL * _largest_eps(results) < 0.01
+
+
+def _largest_eps(results: Results) -> float:
+    return max((_eps(value) for value in results.values), default=0.0)
 
 
 def _eps(value: Tensor) -> float:

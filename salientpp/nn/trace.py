@@ -286,7 +286,9 @@ class Recorder(NotedDispatch):
         if not given:
             return func(*args, **kwargs)
         if func._schema.name not in RULES and torch.Tag.pointwise not in func.tags:
-            with self:  # in inference mode, composite operations arrive here undecomposed
+            with _Decomposed(
+                self
+            ):  # some composite operations arrive here undecomposed: all in inference mode, and RNNs
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -355,6 +357,14 @@ class Recorder(NotedDispatch):
             self._rows[_key(tensor)] = _Rows(nodes, base or (tensor.size(0) if tensor.dim() else -1))
         else:
             known.nodes |= nodes
+
+
+class _Decomposed(NotedDispatch):
+    """Passes the operations of a composite one on to a recorder. A second entry of the recorder itself would end the changes that it notes."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._dispatch = recorder._dispatch  # type: ignore[method-assign]
 
 
 #: Modules whose functions compute the gradient of each row separately.

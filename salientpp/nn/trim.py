@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn import undo
-from salientpp.nn.check import CheckedCall, Results, SameNumbers, first_of, without_dropout
+from salientpp.nn.check import CheckedCall, Results, SameNumbers, first_of, is_sharp, without_dropout
 from salientpp.nn.layer_call import edges_in
 from salientpp.nn.layers import Replaced, remove_hooks
 from salientpp.nn.planned import Attributes, Before, Planned
@@ -277,7 +277,8 @@ def _planned(trial: CheckedCall, trimmed: Trimming, key: Any, has_changed: bool,
             if planned is not None and made.plan == planned.plan and made.functions == planned.functions:
                 return planned
             if checks:
-                made.plan = _right_plan(trial, made.plan or safe, safe, expected, 0)
+                trusted = made.plan if made.plan and is_sharp(expected) else safe
+                made.plan = _right_plan(trial, trusted, safe, expected, 0)
             made.calls = 0 if planned is None else planned.calls
             planned = trimmed.plans[key] = made
         elif checks and planned.plan is not None and planned.is_due:

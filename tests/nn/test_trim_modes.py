@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 import torch_geometric.nn as pyg
 from forked_python import python
 from torch import nn
-from trimmed import WIDTH, assert_same, batch_of, graph, network, step
+from trimmed import WIDTH, Between, assert_same, batch_of, graph, network, step
 
 import salientpp
 
@@ -68,6 +69,38 @@ def test_layers_of_one_table_may_share_its_cast_under_autocast(batch):
         found.append((out.detach(), x.grad))
     for expected, got in zip(*found):
         torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+
+
+def test_a_number_of_rows_that_becomes_a_value_needs_all_rows_under_autocast(batch):
+    """The comparison with the plain model cannot see in 16 bits what the number does."""
+    model = Between(lambda m, x, e: (lambda h: h * math.log(h.size(0)))(m.first(x, e)))
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, got = (each(batch.x.float(), batch.edge_index)[:13] for each in (model, trimmed))
+    torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+
+
+def test_modules_inside_layers_that_mix_edges_are_seen_in_inference_mode(batch):
+    """Linear maps are composite operations there."""
+
+    class Mixes(nn.Linear):
+        def forward(self, rows):
+            return super().forward(rows).softmax(0)
+
+    model = Between(lambda m, x, e: m.last(m.extra(x, e), e))
+    model.extra = pyg.EdgeConv(Mixes(2 * WIDTH, WIDTH))
+    trimmed = salientpp.nn.trim(copy.deepcopy(model.double()), check=False)
+    with torch.inference_mode():
+        expected, got = (each(batch.x, batch.edge_index)[:13] for each in (model, trimmed))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_first_call_with_an_rnn_over_rows_is_not_repeated(batch):
+    calls = []
+    model = Between(lambda m, x, e: m.gru(calls.append(1) or m.first(x, e))[0]).double()
+    trimmed = salientpp.nn.trim(model)
+    trimmed(batch.x, batch.edge_index)
+    assert len(calls) == 3  # recorded, compared and run
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
