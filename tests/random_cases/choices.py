@@ -428,7 +428,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
         "h + h.new_ones(h.shape).sum(0) / 40", "h + h.new_ones(len(h)).cumsum(0)[:, None].sin()", "h + torch.zeros(h.shape).add(1).sum() / 100", "h + torch.full((h.size(0), 1), 1 / h.size(0)).double()",
         "h + torch.full_like(h, 1 / h.numel())", "h + h.new_tensor([[i / 10] for i in range(len(h))])", "h * (1.0 if h.size(0) > 30 else 2.0)", "h[: max(1, len(h) // 2)].mean() * h", "h * sum(1 for _ in h) / 40",
         "h + torch.eye(len(h))[:, :1].double()", "h + torch.empty_like(h).fill_(1).sum(0, keepdim=True) / 40", "h + torch.ones(h.size()).double().norm() / 10", "h + torch.zeros_like(h)", "h + torch.ones(len(h), 6).double()",
-        "h + h.new_zeros(h.size(0), 1)", "h * torch.tensor(h.shape[0]).double().rsqrt()", "h + torch.tensor(list(h.shape)).sum() / 100", "h / np.prod(h.shape)", "h / (h.nelement() / 6)", "h / (h.stride(1) + h.untyped_storage().size() / 1e4)",
+        "h + h.new_zeros(h.size(0), 1)", "h * torch.tensor(h.shape[0]).double().rsqrt()", "h + torch.tensor(list(h.shape)).sum() / 100", "h / np.prod(h.shape)", "h / (h.nelement() / 6)", "h / (h.stride(1) + h.untyped_storage().size() / 1e4)", "h / (1 + h.nbytes / 1e4)",
         "h + degree(edge_index[1], h.size(0)).double()[:, None] / 10", "h + degree(edge_index[0], h.size(0)).double()[:, None] / 10", "h + degree(edge_index[1], x.size(0)).double()[: len(h), None]",
     )},
     "edges": {name: ("", name) for name in (
@@ -732,6 +732,8 @@ REFUSED = {
     "layers in another order": "same layers in the same order",
     "loop that grows": "same layers in the same order",
     "other edges later": "other edges or further arguments now",
+    # Products keep the rows that they get for the backward, where PyG keeps copies, so torch raises an error.
+    **{name: "modified (by an )?inplace" for name in MOMENTS if name.startswith("x in place")},
 }
 #: Choices that are not generated, with what a trimmed model does wrong.
 LEFT_OUT = {
