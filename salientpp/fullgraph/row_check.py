@@ -49,6 +49,14 @@ def _words(text: str) -> frozenset[str]:
 _MOST_FAMILIES, _MOST_VERDICTS = 64, 4096
 
 
+_OF_OTHER_LAYER = "of a layer that is no module of the model (make it in __init__, and keep it as an attribute)"
+_ADVICE = (
+    "A rank has only the rows of its own vertices. Between layers, compute each row separately, or use torch.nn.BatchNorm1d or torch.nn.LayerNorm; steps over "
+    "all vertices, and numbers for logs, belong outside the model's forward. Return the rows that they need; salientpp.fullgraph.loss_mean gives the mean "
+    "over all ranks"
+)
+
+
 class RowsMixed(ValueError):
     """Raised if a function between the layers of a distributed model depends on the rows of several vertices."""
 
@@ -139,13 +147,8 @@ class RowCheck(TorchFunctionMode):
     def follow_layer(self, out: Any) -> None:
         """Records which tensors among the results of a layer have rows of vertices, and which have rows of edges, such as weights of attention."""
         self.follow(out)
-        tensors = [*output_tensors(out)] if self._number else []
-        for ends in [each for each in tensors if each.dtype == torch.int64 and each.dim() == 2 and each.size(0) == 2]:
-            family = Family.of(ends.size(1), "edges, joined to others", (5, 13))  # maybe with self-loops
-            self._mark(ends, Rows(family, 1, ids=True))
-            for weights in [each for each in tensors if each.is_floating_point() and each.size(0) == ends.size(1)]:
-                if weights is not tensors[0]:
-                    self._mark(weights, Rows(family))
+        for tensor, rows in _rows_of_edges([*output_tensors(out)] if self._number else []):
+            self._mark(tensor, rows)
 
     def paused(self) -> Replaced:
         """Switches the check off inside the context. Results of functions are then not followed either."""
@@ -277,7 +280,8 @@ class RowCheck(TorchFunctionMode):
     def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
         """Handles a function whose result depends on several rows: computes it over all ranks if possible, else refuses it. Returns as :meth:`_verdict`."""
         if is_exempt():
-            self._refuse_other_layer(call)
+            if _is_in_other_layer(self._module):
+                self.refuse(f"{call.name} {_OF_OTHER_LAYER}")
             return None
         if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
             return []  # a helper of PyG sorts edges, or asks for their largest number
@@ -288,14 +292,6 @@ class RowCheck(TorchFunctionMode):
         if call.name in ("any", "all") and call.rows and call.rows[0].marks:
             return []  # there the model may ask about this rank's rows
         self.refuse(call.name)
-
-    def _refuse_other_layer(self, call: Call) -> None:
-        """Refuses a layer that looks up rows of edges, but is no module of the model, so that no rows of other ranks arrive for it."""
-        owner = running_module()[0]
-        if isinstance(owner, MessagePassing) and not any(each is owner for each in self._module.modules()):
-            self.refuse(
-                f"{call.name} of a layer that is no module of the model (make it in __init__, and keep it as an attribute)"
-            )
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Answers ``shape``, ``size`` and so on. The user's code gets the number of rows as a :class:`Count`, which reports wrong uses."""
@@ -378,10 +374,7 @@ class RowCheck(TorchFunctionMode):
             path = next((path for path, module in self._module.named_modules() if module is owner), "")
             name = name_of(owner, path)
         raise RowsMixed(
-            f"this model cannot be trained over ranks: {what} in {name}{place} depends on the rows of several vertices, or on their number or order. A rank "
-            "has only the rows of its own vertices. Between layers, compute each row separately, or use torch.nn.BatchNorm1d or torch.nn.LayerNorm; steps over "
-            "all vertices, and numbers for logs, belong outside the model's forward. Return the rows that they need; salientpp.fullgraph.loss_mean gives the "
-            "mean over all ranks"
+            f"this model cannot be trained over ranks: {what} in {name}{place} depends on the rows of several vertices, or on their number or order. {_ADVICE}"
         )
 
 
@@ -415,6 +408,22 @@ def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> boo
         return _describe((value.start, value.stop, value.step), call, is_older)
     key += [type(value), value if getattr(value, "__hash__", None) else id(value)]
     return True
+
+
+def _is_in_other_layer(model: torch.nn.Module) -> bool:
+    """Returns True if a layer is running that is no module of the model, so that no rows of other ranks arrive for it."""
+    owner = running_module()[0]
+    return isinstance(owner, MessagePassing) and not any(each is owner for each in model.modules())
+
+
+def _rows_of_edges(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Rows]]:
+    """Yields edges [2, e] among the results of a layer, and tensors [e, ...] with a row for each of them."""
+    for ends in tensors:
+        if ends.dtype == torch.int64 and ends.dim() == 2 and ends.size(0) == 2:
+            family = Family.of(ends.size(1), "edges, joined to others", (5, 13))  # maybe with self-loops
+            yield ends, Rows(family, 1, ids=True)
+            fitting = (each for each in tensors[1:] if each.is_floating_point() and each.size(0) == ends.size(1))
+            yield from ((each, Rows(family)) for each in fitting)
 
 
 def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:

@@ -140,7 +140,13 @@ def test_a_subclass_gets_the_weights_that_inference_gives_to_its_class():
     weighted = choices.Choice(0, "conv LEConv", forward="h = self.l0(h, edge_index, edge_weight)")
     takes = {"OwnLinear": "edge_weight", "OwnCentred": "edge_weight", "OwnGAT": "edge_attr", "OwnGCN": "", "Own": ""}
     for name, more in takes.items():
-        own = choices.Choice(1, f"conv {name}", top=choices.OWN[name], forward="h = self.l1(h, edge_index)")
+        own = choices.Choice(
+            1,
+            f"conv {name}",
+            top=choices.OWN[name],
+            init=f"self.l1 = {name}(6, 6, edge_dim=3)",
+            forward="h = self.l1(h, edge_index)",
+        )
         other = dataclasses.replace(weighted, forward=weighted.forward.replace("edge_weight", more or "edge_weight"))
         found = inferred._with_weights(own, (other, own)).forward
         assert found == (f"h = self.l1(h, edge_index, {more})" if more else own.forward), name
