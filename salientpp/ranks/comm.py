@@ -187,7 +187,7 @@ class Comm:
             return Comm(None, self.timeout)
         members = tuple(self._ranks[rank] for rank in ranks)
         assert self.job is not None  # several ranks have a job
-        roll = Roll(self.job, members)
+        roll = Roll(self.job, members, self.notes)
         roll.circle.has_compared = True  # its ranks compared greetings when they created this Comm
         numbers = [self._numbers[rank] for rank in ranks]
         over_nccl = between_devices and self.device.type != "cpu"

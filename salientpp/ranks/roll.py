@@ -18,7 +18,7 @@ import torch.distributed as dist
 from salientpp.processes import connecting
 from salientpp.ranks import greeting
 from salientpp.ranks.facts import check_same
-from salientpp.ranks.failure import RankFailure, failure_key, in_words, store_needed
+from salientpp.ranks.failure import FailureNotes, RankFailure, failure_key, in_words, store_needed
 from salientpp.ranks.groups import Circle, Groups
 from salientpp.ranks.job import Job
 from salientpp.ranks.job_store import attempt
@@ -51,11 +51,12 @@ class Roll:
         prefix: prefix of this Comm's keys in the store.
         of: text that errors append to a rank's number, and that says what the numbers mean.
         number: number of this Comm among those that these ranks have made or begun to make.
+        within: notes of failures among more ranks, which these ranks are some of; None: there are no others.
     """
 
-    def __init__(self, job: Job, ranks: tuple[int, ...]) -> None:
+    def __init__(self, job: Job, ranks: tuple[int, ...], within: FailureNotes | None = None) -> None:
         self.job, self.ranks, self.rank = job, ranks, ranks.index(job.rank)
-        self.circle = Circle.of(job, ranks)
+        self.circle, self.within = Circle.of(job, ranks), within
         self._store = job.store
         self._are_all = ranks == job.ranks
         # A process may be in several jobs, and tells their Comms apart by their keys.
@@ -212,9 +213,10 @@ class Roll:
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
 
     def _look_for_standstill(self, wait: Wait) -> None:
-        """Raises RankFailure if the ranks wait for each other and none can go on. This roll call then does not count."""
+        """Raises RankFailure if a rank has failed, or if the ranks wait for each other and none can go on. This roll call then does not count."""
         key = self.progress.failure_key
-        text = wait.turn(self._store)
+        failure = None if self.within is None else self.within.failure()
+        text = wait.turn(self._store) if failure is None else str(failure)
         if text is not None or self._store.check([key]):
             text = text or json.loads(self._store.get(key))["text"]
             for own in (key, self._keys("before")[self.rank]):

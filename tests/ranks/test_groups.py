@@ -406,6 +406,28 @@ def test_devices_of_a_host_exchange_rows_over_a_group_that_only_its_ranks_make()
     assert found == [[0.0, 1.0], [0.0, 1.0], [2.0, 3.0], [2.0, 3.0]]
 
 
+def _fails_before_its_host_meets(rank: int) -> tuple[str, int]:
+    comm, text = Comm.create(timeout=timedelta(seconds=distributed.NEVER)), ""
+    try:
+        with comm.reporting("make its loader"):
+            if rank == 1:
+                raise ValueError("too little memory")
+            if rank == 2:
+                comm.among([1, 2])
+    except (ValueError, RuntimeError) as error:
+        text = str(error)
+    dist.barrier()
+    again = Comm.create(timeout=timedelta(seconds=60))
+    return text, again.among([1, 2]).size if rank else 1
+
+
+def test_a_rank_that_waits_for_its_host_is_told_of_a_failure():
+    """The ranks of the host can also meet later."""
+    wrong = "too little memory"
+    found = distributed.run(_fails_before_its_host_meets, 3)
+    assert found == [("", 1), (wrong, 2), (f"rank 1 could not make its loader: ValueError: {wrong}", 2)]
+
+
 def without_descriptors(rank: int) -> str:
     """Makes connections, which take five descriptors. Rank 1 has two left, or a few more if another thread closes some."""
     torch.distributed.barrier()
