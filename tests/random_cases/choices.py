@@ -149,7 +149,7 @@ CONVS: dict[str, Conv] = {
     ),
     "GraphConv": Conv(("6, 6",), _options(aggr=ONE, bias=BOOL), weight=True, linears=("lin_rel", "lin_root")),
     "HEATConv": Conv(
-        ("6, 6, 2, 3, 2, 3, 4",), _options(heads=(2,), concat=(False,), residual=(), root_weight=BOOL, bias=BOOL, negative_slope=(0.1,)),
+        ("6, 6, 2, 3, 2, 3, 4", "6, 3, 2, 3, 2, 3, 4, heads=2", "6, 6, 2, 3, 2, 3, 4, heads=2, concat=False"), _options(residual=(), root_weight=BOOL, bias=BOOL, negative_slope=(0.1,)),
         call="h, edge_index, node_type[: h.size(0)], edge_type, edge_attr",
     ),
     "HypergraphConv": Conv(("6, 6",), _options(bias=BOOL)),
