@@ -78,32 +78,45 @@ class _Before:
     def __init__(self, conv: torch.nn.Module) -> None:
         self._parts = [*conv.modules()]
         self._buffers = _copies([module._buffers for module in self._parts])
-        self._numbers = [*map(_numbers_of, self._parts)]
+        self._attributes = [*map(_plain_attributes, self._parts)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Gives the layer, inside the context, what it had before the forward. Afterwards it has what it has now."""
-        now, copies = [*map(_numbers_of, self._parts)], _copies(self._buffers)
+        now, copies = [dict(vars(part)) for part in self._parts], _copies(self._buffers)
         try:
-            for part, numbers in zip(self._parts, self._numbers, strict=True):
-                _set_numbers(part, numbers)
+            for part, attributes in zip(self._parts, self._attributes, strict=True):
+                _restore_numbers(part, attributes)
             with Replaced((vars(part), "_buffers", copied) for part, copied in zip(self._parts, copies, strict=True)):
                 yield
         finally:
-            for part, numbers in zip(self._parts, now, strict=True):
-                _set_numbers(part, numbers)
+            for part, own in zip(self._parts, now, strict=True):
+                vars(part).clear()
+                vars(part).update(own)
 
 
-def _numbers_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Returns those attributes of a module that are numbers, such as ``training`` and a count of calls."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, (int, float))}
+#: Stands for an attribute that is neither None nor a number. Its value is not kept, because it may be large.
+_OTHER = object()
 
 
-def _set_numbers(module: torch.nn.Module, numbers: dict[str, Any]) -> None:
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns all attributes of a module by name: None, numbers such as ``training`` and a count of calls, and :data:`_OTHER` for others."""
+    return {name: value if value is None or _is_number(value) else _OTHER for name, value in vars(module).items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _restore_numbers(module: torch.nn.Module, before: dict[str, Any]) -> None:
+    """Gives back the numbers among the attributes ``before``. An attribute that is a number now may have been None, or may not have existed."""
     own = vars(module)
-    for name in _numbers_of(module).keys() - numbers.keys():
-        del own[name]
-    own.update(numbers)
+    for name in [name for name, value in own.items() if _is_number(value)]:
+        if name not in before:
+            del own[name]
+        elif before[name] is None:
+            own[name] = None
+    own.update({name: value for name, value in before.items() if _is_number(value)})
 
 
 def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tensor | None]]:

@@ -281,6 +281,42 @@ def test_a_layer_is_computed_again_with_the_numbers_and_the_mode_of_its_forward(
     torch.testing.assert_close(again, plain, rtol=1e-9, atol=1e-12)
 
 
+class Measured(nn.Module):
+    """Module that keeps a tensor in place of a number, after the last operation of which autograd keeps results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = 0.0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out = rows.tanh()
+        self.last = out.detach().mean()
+        return out
+
+
+class Noting(pyg.MessagePassing):
+    """Layer that puts a number in place of None in its first call, and has a module that replaces a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width: int | None = None
+        self.measured = Measured()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.width is None:
+            self.width = x.size(1)
+        return self.measured(self.propagate(edge_index, x=x) / self.width)
+
+
+def test_a_layer_that_is_computed_again_keeps_attributes_that_become_numbers_or_were_numbers():
+    part, conv = local(graph()), Noting()
+    model, x = distribute(conv, part, recompute="layers"), part.x.clone().requires_grad_()
+    out = model(x, part.edge_index)
+    last = conv.measured.last
+    out.sum().backward()
+    assert conv.width == F and conv.measured.last is last
+
+
 class Scaled(pyg.MessagePassing):
     """Layer that halves a buffer in each call and multiplies its rows with it."""
 
