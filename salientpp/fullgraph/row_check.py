@@ -422,7 +422,7 @@ def _rows_of_edges(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Rows]]:
         if ends.dtype == torch.int64 and ends.dim() == 2 and ends.size(0) == 2:
             family = Family.of(ends.size(1), "edges, joined to others", (5, 13))  # maybe with self-loops
             yield ends, Rows(family, 1, ids=True)
-            fitting = (each for each in tensors[1:] if each.is_floating_point() and each.size(0) == ends.size(1))
+            fitting = (each for each in tensors[1:] if each.is_floating_point() and each.shape[:1] == ends.shape[1:])
             yield from ((each, Rows(family)) for each in fitting)
 
 

@@ -150,6 +150,20 @@ def times_weights(net: Any, h: Tensor, g: Any) -> Tensor:
     return h * weights.mean()
 
 
+class WithPenalty(pyg.SAGEConv):
+    """Layer of the user's, which also returns the edges and a number."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return super().forward(x, edge_index), edge_index, self.lin_l.weight.square().sum()
+
+
+def with_penalty(width: int, out: int) -> nn.Module:
+    conv = WithPenalty(width, out)
+    return pyg.Sequential(
+        "x, edges", [(conv, "x, edges -> h, same, penalty"), (lambda h, penalty: h * penalty, "h, penalty -> h")]
+    )
+
+
 class Centred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -577,6 +591,7 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "update of a layer": lambda: Net(lambda net, h, g: h, Doubled),
     "norm in an update": lambda: Net(lambda net, h, g: h, Normed),
     "layer in an update": lambda: Net(lambda net, h, g: h, Nested),
+    "layer that returns edges and a number": lambda: Net(lambda net, h, g: h, with_penalty),
     "backward hook": lambda: with_gradients(lambda gradient: 2 * gradient, False),
     "backward pre-hook": lambda: with_gradients(lambda gradient: gradient.clamp(-1, 1), True),
     "activation": lambda: Net(lambda net, h, g: F.elu(h).sigmoid() * h.clamp(min=-1)),
