@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from salientpp.arguments import as_amount
+from salientpp.containers import tensors_of
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
@@ -80,9 +81,10 @@ def plan_for(
     arguments = arguments or (graph.x, graph.edge_index)
     base = DistributedModel(model, graph, asked="a plan")
     with _evaluating(model), graph.ranks.reporting("plan_for"):
-        before = _versions(arguments)
+        given = [*tensors_of([arguments, graph.node_rows, graph.edge_tensors])]
+        before = [*map(_version, given)]
         base(*arguments)
-        if _versions(arguments) != before:
+        if [*map(_version, given)] != before:
             raise ValueError(
                 "the model's forward writes to its arguments in place, so plan_for, which calls the model, has changed them; make the forward write to a "
                 "copy (such as x.clone()), and open the part again"
@@ -96,9 +98,9 @@ def plan_for(
         return _planned(graph, problem, kind, problem.solve(budget) if kind == "cut" else problem.pure(kind))
 
 
-def _versions(arguments: Iterable[Any]) -> list[int]:
-    """Returns numbers that change when a tensor among the arguments is written to."""
-    return [each._version for each in arguments if isinstance(each, torch.Tensor) and not each.is_inference()]
+def _version(tensor: torch.Tensor) -> int | None:
+    """Returns a number that changes when the tensor is written to; None for tensors of inference mode, which have none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
@@ -131,18 +133,20 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Sets a model to evaluation mode, with gradients. Restores the model and random states at the end of the context, because a forward may change both."""
     state = State(model.modules())
-    values = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [(tensor, tensor.detach().clone(), _version(tensor)) for tensor in tensors]
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             model.eval()
             yield
     finally:
         state.restore()
-        for tensor, value in values:
-            if not torch.equal(
-                tensor, value
-            ):  # a write would invalidate what autograd keeps for a backward of the user's
-                tensor.detach().copy_(value)
+        for tensor, value, version in values:
+            is_dense = tensor.layout == torch.strided  # torch compares no others
+            if not (torch.equal(tensor, value) if is_dense else _version(tensor) == version):
+                # Only then, because a write would invalidate what autograd keeps for a backward of the user's.
+                with torch.no_grad():  # not detach(), whose result has values of its own if the tensor is sparse
+                    tensor.copy_(value)
 
 
 def _problem(graph: LocalGraph, costs: Costs, may_recompute: bool) -> Problem:

@@ -312,7 +312,28 @@ def test_planning_undoes_what_a_forward_changes():
     assert all(each.training for each in model.modules())
 
 
+class CountingSparsely(Counting):
+    """A model whose forward also changes a sparse buffer."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(7, dtype=torch.float64).to_sparse(layout=layout))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        self.matrix.mul_(2)
+        return super().forward(x, edge_index) @ self.matrix.to_dense()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_planning_restores_a_sparse_buffer(layout):
+    model, part = CountingSparsely(layout), local(data_of())
+    plan_for(model, part, constants=CONSTANTS)
+    assert torch.equal(model.matrix.to_dense(), torch.eye(7, dtype=torch.float64))
+
+
 class Writing(torch.nn.Module):
+    """Model that writes to its first argument."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = pyg.SAGEConv(6, 7).double()
@@ -321,9 +342,19 @@ class Writing(torch.nn.Module):
         return self.conv(x.mul_(2), edge_index)
 
 
+class WritingMore(Writing):
+    """Model that writes to a further argument, which is a dictionary."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+        more["bias"].add_(1)
+        return self.conv(x, edge_index) + more["bias"]
+
+
 def test_a_model_that_writes_to_its_arguments_is_not_planned():
-    with pytest.raises(ValueError, match=r"writes to its arguments in place, so plan_for, .* open the part again"):
-        plan_for(Writing(), local(data_of()), constants=CONSTANTS)
+    part, more = local(data_of()), {"bias": torch.zeros(7, dtype=torch.float64)}
+    for model, arguments in ((Writing(), ()), (WritingMore(), (part.x, part.edge_index, more))):
+        with pytest.raises(ValueError, match=r"writes to its arguments in place, so plan_for, .* open the part again"):
+            plan_for(model, part, *arguments, constants=CONSTANTS)
 
 
 def with_kept_edges(rank: int) -> tuple[list[float], list[float]]:
