@@ -188,11 +188,14 @@ def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
         found = dict(inspect.signature(called).parameters)
     except (ValueError, TypeError):  # a builtin, such as torch.relu
         return {}
-    if isinstance(function, MessagePassing) and any(each.kind is each.VAR_KEYWORD for each in found.values()):
-        return {
-            **inspect.signature(types.MethodType(type(function).forward, function)).parameters,
-            **found,
-        }  # the user has wrapped the forward
+    for kind in type(function).__mro__ if isinstance(function, MessagePassing) else ():
+        if kind is MessagePassing or all(each.kind is not each.VAR_KEYWORD for each in found.values()):
+            break
+        if "forward" in vars(
+            kind
+        ):  # the user has wrapped it, or it may pass further arguments on to that of a base class
+            named = inspect.signature(types.MethodType(vars(kind)["forward"], function)).parameters
+            found = {**{name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}, **named}
     return found
 
 

@@ -345,6 +345,23 @@ def test_a_layer_without_use_for_edge_attributes_is_told_how_to_get_none():
     assert salientpp.inference(without, data, edge_attr="attr").shape == (data.num_nodes, 4)
 
 
+class Passing(gnn.GATConv):
+    """Layer of the user's, whose forward passes further arguments on."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, **more: Any) -> Any:
+        return super().forward(x, edge_index, **more)
+
+
+def test_a_layer_that_passes_arguments_on_gets_the_attributes_that_its_base_class_takes():
+    draw = torch.Generator().manual_seed(0)
+    data = Data(x=torch.randn(24, 4, generator=draw), edge_index=torch.randint(24, (2, 90), generator=draw))
+    data.edge_attr = torch.rand(90, 3, generator=draw)
+    first, second = gnn.GATConv(4, 4, edge_dim=3).eval(), Passing(4, 4, edge_dim=3).eval()
+    with torch.no_grad():
+        expected = second(first(data.x, data.edge_index, data.edge_attr), data.edge_index, edge_attr=data.edge_attr)
+    torch.testing.assert_close(salientpp.inference([first, second], data, edge_attr="edge_attr"), expected)
+
+
 def test_a_layer_whose_forward_was_wrapped_gets_the_attributes_that_its_class_takes():
     layer, data = gnn.GENConv(WIDTH, 4, edge_dim=3), graph()
     data.attr = torch.rand(data.num_edges, 3)
