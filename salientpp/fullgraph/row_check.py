@@ -49,7 +49,7 @@ def _words(text: str) -> frozenset[str]:
 _MOST_FAMILIES, _MOST_VERDICTS = 64, 4096
 
 
-_OF_OTHER_LAYER = "of a layer that is no module of the model (make it in __init__, and keep it as an attribute)"
+_OF_OTHER_LAYER = "of a layer that is no module of the model (make it in __init__, and keep it as an attribute or in a ModuleList, not in a list)"
 _ADVICE = (
     "A rank has only the rows of its own vertices. Between layers, compute each row separately, or use torch.nn.BatchNorm1d or torch.nn.LayerNorm; steps over "
     "all vertices, and numbers for logs, belong outside the model's forward. Return the rows that they need; salientpp.fullgraph.loss_mean gives the mean "
