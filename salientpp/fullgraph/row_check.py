@@ -66,6 +66,9 @@ _READS = _words(
     "item tolist numpy __array__ __dlpack__ __bool__ __int__ __float__ __index__ __complex__ __contains__ equal allclose is_nonzero __len__"
 )
 
+#: Functions and properties that tell how much memory the rows take. It depends on their number.
+_BYTES = _words("nbytes storage untyped_storage")
+
 #: Functions that look at no values, or whose results the graph of gradients does not follow.
 _HARMLESS = _words(
     "dim ndimension stride storage_offset data_ptr untyped_storage storage element_size type get_device requires_grad_ retain_grad backward is_contiguous "
@@ -192,9 +195,8 @@ class RowCheck(TorchFunctionMode):
         return Rows(self._family("vertices", self._number)) if self._is_older(tensor) else None
 
     def _mark(self, tensor: Tensor, rows: Rows | None) -> None:
-        key = id(tensor)
-        forget = functools.partial(_forget, self._followed, key)
-        self._followed[key] = weakref.ref(tensor, forget), rows
+        forget = functools.partial(_forget, self._followed, id(tensor))
+        self._followed[id(tensor)] = weakref.ref(tensor, forget), rows
 
     def _rows_of(self, value: Any) -> Rows | None:
         found = self._followed.get(id(value))
@@ -223,6 +225,8 @@ class RowCheck(TorchFunctionMode):
                 self._note_made(out)
             return out
         name = call.name
+        if name in _BYTES and call.rows and is_of_user():
+            self.refuse(f"{name}, which tells how many bytes rows take,")
         if name in _HARMLESS or (call.is_property and name != "shape" and name not in _TENSORS):
             return func(*without_counts(args), **without_counts(kwargs))
         if name in ("shape", "size", "numel", "nelement", "__len__"):

@@ -294,6 +294,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Net(lambda net, h, g: h + pyg.SimpleConv()(h, g.edge_index)),
         r"index_select of a layer that is no module of the model \(.* in a ModuleList, not in a list\)",
     ),
+    "bytes of rows": (lambda: Net(lambda net, h, g: h * h.nbytes), "nbytes, which tells how many bytes rows take,"),
+    "bytes of memory": (
+        lambda: Net(lambda net, h, g: h * h.untyped_storage().nbytes()),
+        "untyped_storage, which tells",
+    ),
     "product of rows": (lambda: Net(lambda net, h, g: (h @ h.t()).tanh() @ h), "matmul"),
     "product of columns": (lambda: Net(lambda net, h, g: h @ (h.t() @ h)), "matmul"),
     "einsum": (lambda: Net(lambda net, h, g: torch.einsum("nf,ng->fg", h, h).mean() + h), "einsum"),
