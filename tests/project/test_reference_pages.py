@@ -16,6 +16,7 @@ import pytest
 import salientpp
 import salientpp.metrics
 import salientpp.nn
+import salientpp.testing
 from salientpp.analysis.plan_result import Planned, Prediction
 from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, Summed, Volume
 
@@ -25,7 +26,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 def test_api_pages_name_exactly_the_public_names():
     pages = [page.read_text() for page in (REFERENCE / "api").glob("*.md")]
     named = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
-    rooms = (salientpp, salientpp.nn, salientpp.metrics)
+    rooms = (salientpp, salientpp.nn, salientpp.metrics, salientpp.testing)
     public = [f"{room.__name__}.{name}" for room in rooms for name in room.__all__]
     named = [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in named]  # a module with the name of its function
     assert sorted(named) == sorted(public)
