@@ -39,7 +39,7 @@ from salientpp.testing.leftovers import Leftovers
 
 #: Ways of using a loader, and their chances. ``N`` is a small number.
 STEPS = {
-    "epoch": 8, "leave N": 2, "set N": 2, "rounds": 1, "resume N": 3, "share state N": 2, "copy": 2, "pickle": 1, "fork": 1, "two": 2, "again N": 1,
+    "epoch": 8, "leave N": 2, "set N": 2, "rounds": 3, "resume N": 3, "share state N": 2, "copy": 2, "pickle": 1, "fork": 1, "two": 2, "again N": 1,
     "call": 1, "lend": 1, "disagree": 1, "memory": 2, "reset": 1,
 }  # fmt: skip
 
