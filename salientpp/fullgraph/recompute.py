@@ -91,7 +91,8 @@ class _Before:
                 yield
         finally:
             for part, own in zip(self._parts, now, strict=True):
-                vars(part).clear()
+                for name in vars(part).keys() - own.keys():
+                    del vars(part)[name]
                 vars(part).update(own)
 
 

@@ -191,9 +191,8 @@ def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     for kind in type(function).__mro__ if isinstance(function, MessagePassing) else ():
         if kind is MessagePassing or all(each.kind is not each.VAR_KEYWORD for each in found.values()):
             break
-        if "forward" in vars(
-            kind
-        ):  # the user has wrapped it, or it may pass further arguments on to that of a base class
+        # The user has wrapped it, or it may pass further arguments on to that of a base class.
+        if "forward" in vars(kind):
             named = inspect.signature(types.MethodType(vars(kind)["forward"], function)).parameters
             found = {**{name: each for name, each in found.items() if each.kind is not each.VAR_KEYWORD}, **named}
     return found

@@ -206,10 +206,8 @@ class _Functions(Noted, TorchFunctionMode):
         if name not in ("size", "__len__", "numel", "nelement") and func != torch.Tensor.shape.__get__:  # type: ignore[attr-defined]
             return out
         shape = self._recorder.shape_of(args[0])
-        if shape is None or type(out) not in (
-            int,
-            torch.Size,
-        ):  # over ranks, the check of rows has given a number that reports its use there
+        # Over ranks, the check of rows has given a number that reports its use there.
+        if shape is None or type(out) not in (int, torch.Size):
             return out
         if name in ("numel", "nelement"):
             return shape.numel()

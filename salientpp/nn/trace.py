@@ -286,9 +286,8 @@ class Recorder(NotedDispatch):
         if not given:
             return func(*args, **kwargs)
         if func._schema.name not in RULES and torch.Tag.pointwise not in func.tags:
-            with _Decomposed(
-                self
-            ):  # some composite operations arrive here undecomposed: all in inference mode, and RNNs
+            # Some composite operations arrive here undecomposed: all in inference mode, and RNNs.
+            with _Decomposed(self):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

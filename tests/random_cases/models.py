@@ -17,6 +17,7 @@ from random_cases.choices import HELPERS, Choice
 from torch_geometric.nn import MessagePassing
 
 from salientpp.testing import steps
+from salientpp.testing.comparison import Refused
 from salientpp.testing.steps import copy_values, difference, graph, is_in_words
 
 IMPORTS = """\
@@ -216,13 +217,6 @@ class Failure:
 
     def __str__(self) -> str:
         return f"call {self.step}: {self.what}: {self.off}"
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Error of a conversion that says why it refuses a case."""
-
-    text: str
 
 
 #: None: the converted model is right.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from random_cases.scene import SlowRows
 from torch import Tensor
 
 import salientpp
@@ -37,20 +38,7 @@ WITHOUT = {
 }
 
 
-class Rows:
-    """Rows in memory, as a class of a user."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows, self.shape, self.dtype = rows, rows.shape, rows.dtype
-
-    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        if out_index is None:
-            out.copy_(self._rows[index])
-        else:
-            out[out_index] = self._rows[index]
-
-
-class SwappedRows(Rows):
+class SwappedRows(SlowRows):
     """Swaps two rows of a large request."""
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -91,7 +79,7 @@ def without_replacement(part: PartitionedGraph, num_neighbors: Any, options: dic
 class OfRows(LoaderLaws):
     @staticmethod
     def make_source(rows: Tensor, folder: Path) -> RowSource:
-        return Rows(rows)
+        return SlowRows(rows)
 
 
 class TestRows(OfRows):

@@ -328,7 +328,6 @@ def scratch_folder(work: Path) -> Iterator[Path]:
 
     At the end, pyarrow also returns the memory that it keeps for later arrays.
     """
-
     folder = work / "scratch"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
