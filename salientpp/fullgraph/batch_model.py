@@ -41,7 +41,7 @@ class BatchModel(DistributedModel):
         self, module: torch.nn.Module, job: Ranks, host: Ranks, recompute: Recompute, error: Exception | None
     ) -> None:
         super().__init__(module, _empty(job, host), recompute=recompute, error=error)
-        self._plans: dict[Any, TrimPlan] = {}  # of a trimmed model
+        self._plans: dict[Any, TrimPlan | None] = {}  # of a trimmed model
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with trimmed(self, self._plans, x, args, kwargs):

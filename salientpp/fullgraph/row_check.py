@@ -87,7 +87,7 @@ class RowCheck(TorchFunctionMode):
         module: the model.
 
     Attributes:
-        sums_edges: True after the running call of the model has summed edges by their targets, such as for degrees.
+        sums_edges, compares: True after the running call of the model has summed edges by their targets, or compared numbers of rows.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -105,7 +105,7 @@ class RowCheck(TorchFunctionMode):
         self._num_edges: int | None = None  # on all ranks, once it was asked for in this call
         self._called: dict[str, Any] = {}  # some of the above, in the last call
         self._seeds: int | None = None  # number of first rows that are of a batch's seeds
-        self._off = self._assumes = self.sums_edges = False
+        self._off = self._assumes = self.sums_edges = self.compares = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
         return RowCheck(copy.deepcopy(self._module, memo))
@@ -124,7 +124,12 @@ class RowCheck(TorchFunctionMode):
         self._called = {"_number": graph.num_inner, "_numbers": numbers, "_edge_index": graph.edge_index}
         state = {**self._called, "_seeds": graph.num_seeds, "_edge_tensors": graph.edge_tensors, "_num_followed": 0}
         # A trimmed model computes other rows in later calls, which are not checked.
-        state |= {"_graph": None if trimming_of(self._module) else graph, "_num_edges": None, "sums_edges": False}
+        state |= {
+            "_graph": None if trimming_of(self._module) else graph,
+            "_num_edges": None,
+            "sums_edges": False,
+            "compares": False,
+        }
         with self._having(state):
             self.follow([x, getattr(graph, "node_rows", {})])
             for tensor, what in tensors_given(self._module.forward, given, graph):

@@ -17,7 +17,13 @@ from salientpp.fullgraph.row_callers import is_of_user
 
 
 class Checking(Protocol):
-    """Interface of the check (:class:`RowCheck`) that a :class:`Count` tells of wrong uses."""
+    """Interface of the check (:class:`RowCheck`) that a :class:`Count` tells of wrong uses.
+
+    Attributes:
+        compares: set if the model compares a number of rows. With fewer rows, the result may be another.
+    """
+
+    compares: bool
 
     def refuse(self, what: str) -> NoReturn:
         """Raises an error: a number of rows is used as a value. ``what`` names the use."""
@@ -131,6 +137,10 @@ def _arithmetic(name: str) -> None:
     setattr(Count, f"__r{name}__", lambda self, other: self._with(function, other, True))
 
 
+#: Comparisons with a constant that only ask whether there are rows.
+_ASK_FOR_ROWS = ("gt", 0), ("le", 0), ("ge", 1), ("lt", 1), ("eq", 0), ("ne", 0)
+
+
 def _comparison(name: str) -> None:
     function = getattr(operator, name)
 
@@ -140,7 +150,12 @@ def _comparison(name: str) -> None:
         if not is_alike and any(family.is_selected for family in families.values()) and is_of_user():
             self.refuse("the number of rows that a mask selects, which is compared (use mask.any() or mask.sum()),")
         mine = bool(function(self.value, _plain(other)))
-        if not is_of_user() or (is_alike and self.form == other.form is not None):
+        if not is_of_user():
+            return mine
+        asks_for_rows = type(other) is int and (name, other) in _ASK_FOR_ROWS
+        if not asks_for_rows:
+            self.check.compares = True
+        if is_alike and self.form == other.form is not None:
             return mine
         whole: dict[str, Any] = {what: self.check.whole_number(family) for what, family in sorted(families.items())}
         # An equal number is probably the size of another tensor of this rank. But if it is zero, this rank has no edges.
@@ -148,7 +163,7 @@ def _comparison(name: str) -> None:
         if is_size:
             return mine
         if None in whole.values():  # in a trimmed model or a hook, where ranks cannot ask each other
-            if name not in ("eq", "ne") and (name, other) not in (("gt", 0), ("le", 0)):
+            if name not in ("eq", "ne") and not asks_for_rows:
                 self.refuse("a number of rows (size(0)) that is compared")
             return mine
         return bool(

@@ -38,7 +38,7 @@ _KNOWN = ("torch.", "torch_geometric.")
 
 @contextlib.contextmanager
 def trimmed(
-    model: DistributedModel, plans: dict[Any, TrimPlan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: DistributedModel, plans: dict[Any, TrimPlan | None], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
     """Wraps a model's call on this rank's share of a batch, so that a trimmed module computes only needed rows.
 
@@ -69,8 +69,12 @@ def trimmed(
         return
     if key not in plans:
         plans[key] = _agreed_plan(model, hops, (x, *args), kwargs)
+    plan = plans[key]
+    if plan is None:
+        yield
+        return
     # Layers compute different numbers of rows here, so rows are followed in the call that finds the plan only.
-    with model.rows.paused(), ShareRun(model, plans[key], hops):
+    with model.rows.paused(), ShareRun(model, plan, hops):
         yield
 
 
@@ -84,10 +88,11 @@ def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any])
     return key, tuple(number for (number,) in told)
 
 
-def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan:
+def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrimPlan | None:
     """Records a call's plan on each rank of the host.
 
-    Returns one plan for all, in which a layer has the most hops that any rank found for it.
+    Returns one plan for all, in which a layer has the most hops that any rank found for it. None: the model compares
+    numbers of rows, so a rank must not compute fewer rows.
     """
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
     with rehearsal(model.module, args, kwargs) as effects:  # whose end removes the hooks
@@ -99,7 +104,16 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
     ranks.agree("to trim a model")
     # A rank without vertices has a row that is none of the batch's. It cannot tell which rows are needed.
     mine = [vars(call) for call in plan] if graph.share.num_own else None
-    found = [facts["plan"] for facts in ranks.comm.gather_facts({"plan": mine}, task="trim its model")]
+    everyone = ranks.comm.gather_facts({"plan": mine, "compares": model.rows.compares}, task="trim its model")
+    if any(facts["compares"] for facts in everyone):
+        warnings.warn(
+            f"{type(model.module).__name__} compares numbers of rows (size(0)), which trimming changes; it runs untrimmed; results are right; to trim it, "
+            "leave the comparison out",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    found = [facts["plan"] for facts in everyone]
     plans = [[Call(**call) for call in each] for each in found if each is not None]
     for each in plans:
         if [call.layer for call in each] != [call.layer for call in plans[0]]:

@@ -6,6 +6,7 @@ A trimmed model has fewer rows than the plain one. A number of rows that gives a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class Reading:
 
     Attributes:
         nodes: bit mask of the steps (the recorder's nodes) that the rows come from.
-        is_used: True if the number gave a shape, or was compared for equality. Otherwise its use is unknown.
+        is_used: True if the number gave a shape, or was compared with a number that a trimmed model changes as much. Otherwise its use is unknown.
     """
 
     nodes: int
@@ -29,7 +30,7 @@ class Reading:
 class RowCount(int):
     """Number of rows, or a number computed from it, that reports how the model uses it.
 
-    Use in a shape, or a comparison for equality, does no harm. For other uses, it calls ``harm``.
+    Use in a shape does no harm. For other uses, it calls ``harm``.
     """
 
     readings: tuple[Reading, ...]
@@ -52,7 +53,7 @@ class RowCount(int):
         return found
 
     def use(self) -> None:
-        """Records that the model used this number in a shape or compared it for equality. Such a use does not need more rows to be computed."""
+        """Records a use, such as in a shape, that does not need more rows to be computed."""
         for reading in self.readings:
             reading.is_used = True
 
@@ -62,7 +63,13 @@ class RowCount(int):
         self.harm(self.nodes)
 
     def __eq__(self, other: object) -> bool:
-        self.use()
+        if isinstance(other, RowCount) and other.is_exact and self.is_exact and other.nodes == self.nodes:
+            self.use()  # a trimmed model computes as many rows of both
+            other.use()
+        elif isinstance(other, int) and int.__eq__(other, 0):
+            self.use()  # there is always a row
+        else:
+            self.need_all()
         return int.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
@@ -133,6 +140,14 @@ class Shape(tuple[int, ...]):
             return Shape(values, kept.index(self.lead), self.nodes, self.read) if self.lead in kept else values
         value = tuple.__getitem__(self, key)
         return self.read(value, self.nodes) if range(len(self))[key] == self.lead else value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and len(self) == len(other) and all(map(operator.eq, self, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
 
     def __add__(self, other: Any) -> Any:
         return tuple(self) + tuple(other)

@@ -964,6 +964,10 @@ TRIMMED: list[tuple[Callable[[], nn.Module], str]] = [
         r"a number of rows \(size\(0\)\) that is compared in Net",
     ),
     (lambda: Net(lambda net, h, g: h if h.size(0) > 0 else -h), ""),
+    (lambda: Net(lambda net, h, g: h if h.size(0) >= 1 else -h), ""),
+    (lambda: Net(lambda net, h, g: h if h.size(0) == g.x.size(0) else -h), ""),
+    (lambda: Net(lambda net, h, g: h if h.size(0) >= g.x.size(0) else -h), ""),
+    (lambda: Net(lambda net, h, g: h if h.shape == g.x.shape else h if len(h) == len(g.x) else -h), ""),
     (lambda: Net(lambda net, h, g: h.view(h.size(0), -1) + torch.zeros(h.shape)), ""),
     (lambda: Net(times_weights, pyg.GATv2Conv), "mean in Net"),
 ]

@@ -217,6 +217,56 @@ CALLED = {
 }
 
 
+def comparing(asks, batch):
+    """Runs a model that asks a question of its rows, plain and trimmed without checks, in the trimmed one's second call.
+
+    Returns the results of both for the seeds, and the number of rows that the trimmed one has between its layers.
+    """
+    between = []
+
+    def run(m, x, e):
+        h = m.first(x, e)
+        between.append(h)
+        return m.last(h if asks(m, x, h) else -h, e)
+
+    model = Between(run).double()
+    model.number = batch.num_nodes
+    trimmed = salientpp.nn.trim(copy.deepcopy(model), check=False)
+    trimmed(batch.x, batch.edge_index)  # records the plan
+    found = [each(batch.x, batch.edge_index)[: batch.batch_size] for each in (model, trimmed)]
+    return *found, between[-1].size(0)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda m, x, h: h.size(0) == x.size(0),
+        lambda m, x, h: h.shape == x.shape,
+        lambda m, x, h: h.size(0) == m.number,
+        lambda m, x, h: 2 * h.size(0) - x.size(0) == h.size(0),
+        lambda m, x, h: bool(h.size(0) != 13),
+    ],
+)
+def test_numbers_of_rows_that_are_compared_for_equality_need_all_rows_also_without_checks(asks, batch):
+    plain, trimmed, rows = comparing(asks, batch)
+    torch.testing.assert_close(trimmed, plain)
+    assert rows == batch.num_nodes
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda m, x, h: h.size(0) == h.relu().size(0),
+        lambda m, x, h: h.shape == (2 * h).shape,
+        lambda m, x, h: h.size(0) != 0,
+    ],
+)
+def test_comparisons_that_hold_for_any_number_of_rows_leave_a_model_trimmed(asks, batch):
+    plain, trimmed, rows = comparing(asks, batch)
+    torch.testing.assert_close(trimmed, plain)
+    assert rows < batch.num_nodes
+
+
 @pytest.mark.parametrize("name", [*ROW_WISE, *COUNTS, *CALLED])
 def test_a_trimmed_step_equals_the_plain_models(name, batch):
     model = (ROW_WISE | COUNTS | CALLED)[name]()
