@@ -144,24 +144,34 @@ def _loss(outputs: Sequence[Tensor], is_rows: Sequence[bool], ids: Tensor) -> An
 
 
 def difference(expected: dict[str, Tensor], got: dict[str, Tensor]) -> tuple[str, Any] | None:
-    """Returns the name of the first tensor that differs, and by how much relative to its largest value; None if all are equal."""
-    slopes = [value.abs().max() for name, value in expected.items() if name.startswith("gradient") and value.numel()]
-    largest = max(slopes, default=0)  # a gradient that is nearly 0 is a sum of large terms, which are rounded
-    seeds = max(
-        (value.abs().max() for name, value in expected.items() if name.startswith("output") and value.numel()),
-        default=0,
-    )
-    if any(value.is_floating_point() and not value.isfinite().all() for value in expected.values()):
-        return None
+    """Returns the name of the first tensor that differs, and by how much relative to its largest value; None if all are equal.
+
+    Values that are infinite or no numbers must be so in both. If a gradient has some, no gradients are compared.
+    """
+    gradients = [value for name, value in expected.items() if name.startswith("gradient")]
+    has_gradients = all(bool(value.isfinite().all()) for value in gradients)
+    largest = max(map(_largest, gradients), default=0)  # a gradient that is nearly 0 is a sum of large terms, which are rounded
+    seeds = max((_largest(value) for name, value in expected.items() if name.startswith("output")), default=0)
     for name in [*expected, *(got.keys() - expected.keys())]:
+        if name.startswith("gradient") and not has_gradients:
+            continue
         one, other = (found.get(name, torch.zeros(())).double() for found in (expected, got))
         if name in expected and name in got and one.shape != other.shape:
             return name, f"{tuple(one.shape)} and {tuple(other.shape)}"
-        off = (one - other).abs().max() if (one - other).numel() else 0
-        scale = largest if name.startswith("gradient") else max(one.abs().max() if one.numel() else 0, 1e-5 * seeds)
+        one, other = torch.broadcast_tensors(one, other)
+        if not torch.equal(one.isfinite(), other.isfinite()):
+            return name, "infinite or no numbers in one of them only"
+        off = _largest(one - other)
+        scale = largest if name.startswith("gradient") else max(_largest(one), 1e-5 * seeds)
         if not off <= 1e-9 * scale:
             return name, float(off / scale)
     return None
+
+
+def _largest(value: Tensor) -> Any:
+    """Returns the largest magnitude among the finite values; 0 if there are none."""
+    finite = value.abs()[value.isfinite()]
+    return finite.max() if finite.numel() else 0
 
 
 def summed(batch: Any, data: Data, seed: int, reduction: str, weight: str | None) -> Any:
