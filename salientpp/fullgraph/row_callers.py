@@ -63,6 +63,12 @@ def is_of_user() -> bool:
     return frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES)
 
 
+def is_of_template() -> bool:
+    """True if a layer's method called the checked function that PyG has written from a template, into a file of its own."""
+    frame = _calling_frame()
+    return frame is not None and str(frame.f_globals.get("__name__")).endswith(("_propagate", "_edge_updater"))
+
+
 def is_ours() -> bool:
     """True if this package's code called the checked function, for example to read attributes of a graph."""
     frame = _calling_frame()

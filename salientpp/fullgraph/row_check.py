@@ -123,13 +123,8 @@ class RowCheck(TorchFunctionMode):
         numbers = graph.num_inner, graph.num_own
         self._called = {"_number": graph.num_inner, "_numbers": numbers, "_edge_index": graph.edge_index}
         state = {**self._called, "_seeds": graph.num_seeds, "_edge_tensors": graph.edge_tensors, "_num_followed": 0}
-        # A trimmed model computes other rows in later calls, which are not checked.
-        state |= {
-            "_graph": None if trimming_of(self._module) else graph,
-            "_num_edges": None,
-            "sums_edges": False,
-            "compares": False,
-        }
+        state |= {"_num_edges": None, "sums_edges": False, "compares": False}
+        state["_graph"] = None if trimming_of(self._module) else graph  # its later calls compute other rows, unchecked
         with self._having(state):
             self.follow([x, getattr(graph, "node_rows", {})])
             for tensor, what in tensors_given(self._module.forward, given, graph):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from salientpp.containers import found, mapped
-from salientpp.fullgraph.row_callers import is_of_user
+from salientpp.fullgraph.row_callers import is_of_template, is_of_user
 
 
 class Checking(Protocol):
@@ -153,8 +153,7 @@ def _comparison(name: str) -> None:
         if not is_of_user():
             return mine
         asks_for_rows = type(other) is int and (name, other) in _ASK_FOR_ROWS
-        if not asks_for_rows:
-            self.check.compares = True
+        self.check.compares |= not asks_for_rows and not is_of_template()
         if is_alike and self.form == other.form is not None:
             return mine
         whole: dict[str, Any] = {what: self.check.whole_number(family) for what, family in sorted(families.items())}

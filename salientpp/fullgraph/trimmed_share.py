@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
@@ -95,10 +96,15 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
     numbers of rows, so a rank must not compute fewer rows.
     """
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
+
+    def follow(_: Any, __: Any, out: Any) -> None:
+        with torch._C.DisableTorchFunction():  # its questions about sizes are none of the model's
+            model.rows.follow_layer(out)
+
     with rehearsal(model.module, args, kwargs) as effects:  # whose end removes the hooks
         for layer in model.module.modules():
             if isinstance(layer, MessagePassing):
-                layer.register_forward_hook(lambda _, __, out: model.rows.follow_layer(out))
+                layer.register_forward_hook(follow)
         plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
     model._hop = 0
     ranks.agree("to trim a model")

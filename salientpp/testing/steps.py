@@ -150,7 +150,8 @@ def difference(expected: dict[str, Tensor], got: dict[str, Tensor]) -> tuple[str
     """
     gradients = [value for name, value in expected.items() if name.startswith("gradient")]
     has_gradients = all(bool(value.isfinite().all()) for value in gradients)
-    largest = max(map(_largest, gradients), default=0)  # a gradient that is nearly 0 is a sum of large terms, which are rounded
+    # A gradient that is nearly 0 is a sum of large terms, which are rounded.
+    largest = max(map(_largest, gradients), default=0)
     seeds = max((_largest(value) for name, value in expected.items() if name.startswith("output")), default=0)
     for name in [*expected, *(got.keys() - expected.keys())]:
         if name.startswith("gradient") and not has_gradients:
