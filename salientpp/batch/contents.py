@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,12 +26,15 @@ class Contents:
     Args:
         data: the object. Another thread may set and delete its attributes at the same time.
         former: earlier contents. The new contents learn from them which of the unchanged attributes belong to vertices and which to edges.
+        changed: attributes, as (type, name), that the new contents leave out.
 
     Attributes:
         whole: a shallow copy of the object at that moment, for threads to read.
     """
 
-    def __init__(self, data: Data | HeteroData, former: Contents | None = None) -> None:
+    def __init__(
+        self, data: Data | HeteroData, former: Contents | None = None, changed: Collection[Column] = ()
+    ) -> None:
         self._data = data
         self.whole = _copy_of(data)
         _keep_kinds(self.whole, None if former is None else former.whole)
@@ -39,6 +43,7 @@ class Contents:
             (store._key, name): (value, _state_of(value))
             for store in self.whole.stores
             for name, value in store._mapping.items()
+            if (store._key, name) not in changed
         }
         # Holding the storage keeps its memory from being reused for another tensor, which would look the same.
         self._memory = {
@@ -47,8 +52,11 @@ class Contents:
             if isinstance(value, Tensor) and value.layout == torch.strided
         }
 
-    def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
-        return Contents, (self._data,)  # a copy has other memory, so its state must be read again
+    def __reduce__(self) -> tuple[type[Contents], tuple[Any, ...]]:
+        # A copy has other memory, so its state must be read again. Rows that a loader has taken from attributes are older than what the user wrote since.
+        now = Contents(self._data)
+        changed = [column for column in now._entries if not (now.has_same(column, self) or now._moved(column, self))]
+        return Contents, (self._data, None, changed)
 
     def is_current(self) -> bool:
         """True if the object still has these contents."""
@@ -146,8 +154,8 @@ def _state_of_other(value: Any) -> object:
         return None if values is None else _state_of(values)
     if value.layout == torch.strided:  # created in inference mode
         return (value.data_ptr(), value.requires_grad)
-    has_values = value.layout != torch.sparse_coo or value.is_coalesced()
-    return (value._version, value.values()._version if has_values else value._values()._version)
+    values = value.values() if value.layout != torch.sparse_coo or value.is_coalesced() else value._values()
+    return tuple(None if each.is_inference() else each._version for each in (value, values))
 
 
 def is_sparse_tensor(value: Any) -> bool:

@@ -269,8 +269,6 @@ class Engine:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet())
-        # Contents are identified by memory addresses, which differ in a copy.
-        self._topology = self.producer.builder.held = self.basis.source.template.contents()
 
 
 def _near_ids(tiers: Tiers) -> Tensor:

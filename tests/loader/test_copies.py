@@ -100,6 +100,22 @@ def test_a_copy_of_a_loader_continues_as_the_original(kind, num_workers, copied)
 
 
 @ALL_COPIES
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("kind", ["data", "device rows"])
+def test_a_copy_gives_what_the_user_wrote_to_the_data_before(kind, in_place, copied):
+    loader = LOADERS[kind]()
+    old = loader.data.x.clone()
+    next(iter(loader))
+    if in_place:
+        loader.data.x.add_(1)
+    else:
+        loader.data.x = loader.data.x + 1
+    for other in (copied(loader), loader):
+        for batch in other:
+            assert torch.equal(batch.x, old[batch.n_id] + 1)
+
+
+@ALL_COPIES
 @pytest.mark.parametrize("options", [{}, {"pad": "bucket"}], ids=str)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_copy_and_its_original_do_not_change_each_other(kind, options, copied):

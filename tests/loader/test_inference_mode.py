@@ -85,6 +85,23 @@ def test_ranks_may_make_loaders_in_inference_mode(tmp_path, topology, kind):
     assert distributed.run(_on_ranks, 2, str(tmp_path / "parts"), kind) == [{}, {}]
 
 
+def test_data_with_sparse_tensors_may_be_made_in_inference_mode():
+    def numbers(loader) -> list[list[float]]:
+        return [[*batch.adj_t.values().tolist(), *batch.weights.coalesce().values().tolist()] for batch in loader]
+
+    def make() -> NeighborLoader:
+        data = graph()
+        data.adj_t = torch.eye(300).to_sparse_csr()
+        data.edge_index, data.weights = torch.arange(300).repeat(2, 1), torch.eye(300).to_sparse()
+        return NeighborLoader(data, [4, 3], batch_size=64, num_workers=1)
+
+    want = numbers(make())
+    with torch.inference_mode():
+        loader = make()
+        assert numbers(loader) == want
+    assert numbers(loader) == want
+
+
 @pytest.mark.parametrize("options", [{}, {"read_ahead": 10**6}, {"device_rows": 0.3}, {"pad": "bucket"}], ids=str)
 def test_one_process_may_make_and_copy_loaders_in_inference_mode(tmp_path, options):
     data = graph()
