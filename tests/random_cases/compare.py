@@ -26,6 +26,7 @@ class Changes:
         seed_type: type whose seeds have the other attributes. ``link``: the seeds are edges, so no vertex is a seed.
         columns: (type, name) of attributes of all sampled vertices.
         dtype: dtype of ``x``.
+        turned: whether a function of the user's turns the order of the edges.
     """
 
     of_parts: bool
@@ -33,6 +34,7 @@ class Changes:
     seed_type: Any
     columns: frozenset[Any]
     dtype: torch.dtype | None
+    turned: bool
 
     @classmethod
     def of(cls, job: Any, seed_type: Any, part: Any) -> Changes:
@@ -43,7 +45,8 @@ class Changes:
             names = ["x"] if "own_rows" in given else list(eval(given))
             names += ["tf"] if names == ["x"] else []  # x alone also selects tf
             columns = {(type_, name) for type_ in job.graph.types for name in names}
-        return cls(part is not None, job.link, seed_type, frozenset(columns), job.value("dtype"))
+        turned = job.arguments.get("transform_sampler_output") == "reversed_edges"
+        return cls(part is not None, job.link, seed_type, frozenset(columns), job.value("dtype"), turned)
 
 
 def expected_form(batch: Data | HeteroData, changes: Changes) -> Data | HeteroData:
@@ -63,6 +66,10 @@ def expected_form(batch: Data | HeteroData, changes: Changes) -> Data | HeteroDa
                 store.num_nodes = store.n_id.numel()
         if changes.dtype is not None and isinstance(store.get("x"), Tensor):
             store.x = store.x.to(changes.dtype)
+    for _, store in _edges(found) if changes.turned else ():
+        for name in EDGES:
+            if isinstance(store.get(name), Tensor):
+                store[name] = store[name].flip(1 if name == "edge_index" else 0)
     return found
 
 
@@ -117,6 +124,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
+        value = value if value.layout == torch.strided else value.to_dense()
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} {value.flatten()[:12].tolist()}"
     return str(value)[:120]
 

@@ -9,6 +9,8 @@ import numpy as np
 import reference
 from random_cases.scene import Scene
 
+from salientpp.ways.cache import Cache
+
 #: Options by which a rank fetches other rows than those of its batches, or its loader decides itself how.
 _CHANGING = {"partial_aggregation", "memory", "memory_allow", "cooperate"}
 
@@ -23,17 +25,20 @@ def wrong_counts(scene: Scene, loader: Any, num_seeds: int, batches: Sequence[An
         )
     if _CHANGING & job.unfolded.keys() or not job.graph.is_directory or "own_rows" in job.arguments.get("columns", ""):
         return found
-    # The cache of a lookahead changes, and a loader with a given and its own cache shows one of them.
-    has_one_cache = "lookahead" not in job.arguments and not {"cache", "replication_factor"} <= job.arguments.keys()
+    is_fixed, own = not loader.looks_ahead, loader.engine.way(Cache)
     for type_ in job.graph.types:
         names = _columns(scene, type_)
         if not names:
             continue
         got = stats.by_type[type_]
-        here, cached, remote = _rows(scene, loader.cache if has_one_cache else None, type_, batches)
+        given = _ids_in(scene.given_cache, type_)
+        chosen = _ids_in(own.cache, type_) if own is not None and is_fixed else set()
+        if given & chosen:
+            found.append(f"rows {sorted(given & chosen)[:5]} of type {type_} are in the given cache and in the loader's own")
+        here, cached, remote = _rows(scene, given | chosen, type_, batches)
         kept = got["cache"] + got["device"] + got["host"] - here  # rows of both tiers may be kept on the device
         is_right = (
-            got["remote"] == remote and kept == cached if has_one_cache else got["remote"] <= remote and kept >= 0
+            got["remote"] == remote and kept == cached if is_fixed else got["remote"] <= remote and kept >= cached
         )
         if not is_right or ("device_rows" not in job.arguments and got["host"] != here):
             found.append(f"rows of type {type_}: counted {got}, expected {here} here, {cached} cached, {remote} remote")
@@ -52,12 +57,16 @@ def _columns(scene: Scene, type_: Any) -> list[str]:
     return [name for name in (*given, *(["tf"] if given == ("x",) else ())) if name in store]
 
 
-def _rows(scene: Scene, cache: Any, type_: Any, batches: Sequence[Any]) -> tuple[int, int, int]:
-    """Returns the rows of a type on this rank's host, in its cache, and of other hosts. The last count once in each batch, the others wherever they are."""
+def _ids_in(cache: Any, type_: Any) -> set[int]:
+    """Returns the ids of the rows of a type that a cache holds."""
+    of_type = None if cache is None else cache.by_type.get(type_)
+    return set() if of_type is None else {*of_type.members.ids.tolist()}
+
+
+def _rows(scene: Scene, cached: set[int], type_: Any, batches: Sequence[Any]) -> tuple[int, int, int]:
+    """Returns the rows of a type on this rank's host, in its caches, and of other hosts. The last count once in each batch, the others wherever they are."""
     begin, end = scene._range(scene.layout.parts_of_host(scene.rank), type_)
     is_here = scene.job.graph.parts == 1 or type_ in scene.data.replicated
-    members = cache.by_type.get(type_) if hasattr(cache, "by_type") else cache
-    cached = set() if members is None else {*members.members.ids.tolist()}
     here = kept = remote = 0
     for batch in batches:
         store = batch if type_ is None else batch[type_]

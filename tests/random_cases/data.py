@@ -55,8 +55,14 @@ SHAPES = ("skewed", "skewed", "skewed", "hub", "isolated", "none", "dense")
 #: Dtypes and shapes of a row of ``x``. 'none': there is no ``x``.
 ROWS = (*ROW_WORDS, "none")
 
+#: Rows of some directories. Next to them, the ids that a lookahead cache keeps are small.
+WIDE = "float32 24"
+
 #: Attributes beside ``x``.
-ATTRIBUTES = ("y", "z", "time", "edge_attr", "edge_time", "weight", "wide_edges", "tf", "names")
+ATTRIBUTES = ("y", "z", "time", "edge_attr", "edge_time", "weight", "wide_edges", "tf", "names", "adj_t")
+
+#: Attributes of data in memory only.
+_IN_MEMORY = ("names", "adj_t")
 
 #: How the vertices of a directory are assigned to parts.
 ASSIGNMENTS = ("random", "random", "random", "metis", "empty parts", "types on some parts", "one part")
@@ -132,6 +138,10 @@ class Graph:
         ]
 
 
+#: Attribute -> probability that a graph has it.
+_CHANCES = {"tf": 0.06, "names": 0.06, "adj_t": 0.3}
+
+
 def graph_of(r: random.Random) -> Graph:
     """Returns a random graph."""
     form = r.choices(list(FORMS), list(FORMS.values()))[0]
@@ -144,7 +154,7 @@ def graph_of(r: random.Random) -> Graph:
         edges=r.choice((150, 150, 150, 20, 400)),
         shape=r.choice(SHAPES),
         rows=rows,
-        attributes=tuple(name for name in ATTRIBUTES if r.random() < (0.06 if name in ("tf", "names") else 0.35)),
+        attributes=tuple(name for name in ATTRIBUTES if r.random() < _CHANCES.get(name, 0.35)),
         mapped=form == "Data" and r.random() < 0.3 and rows.startswith("float32"),
     )
     if not found.is_directory:
@@ -154,8 +164,8 @@ def graph_of(r: random.Random) -> Graph:
     times = [name for name in ("time", "edge_time") if name in found.attributes]
     return dataclasses.replace(
         found,
-        rows="float32 16" if narrow else found.rows,
-        attributes=tuple(name for name in found.attributes if name != "names"),
+        rows="float32 16" if narrow else WIDE if r.random() < 0.4 else found.rows,
+        attributes=tuple(name for name in found.attributes if name not in _IN_MEMORY),
         parts=r.choice((1, 2, 2, 3, 4, 4, 4, 5, 6, 8)),
         assignment=r.choice(ASSIGNMENTS),
         topology=r.choice(TOPOLOGIES),
@@ -232,6 +242,8 @@ def build(graph: Graph, folder: str | Path | None = None) -> Any:
         ends = _ends(r, graph, sizes, name)
         count = ends.size(1)
         store.edge_index = ends
+        if "adj_t" in graph.attributes and not graph.is_stores:
+            store.adj_t = _csr(ends, sizes)
         if "edge_attr" in graph.attributes:
             store.edge_attr = torch.from_numpy(r.random((count, 2)).astype(np.float32))
         if "wide_edges" in graph.attributes:
@@ -277,6 +289,15 @@ def _ends(r: np.random.Generator, graph: Graph, sizes: list[int], name: Any) -> 
         if name is None or name[0] == name[2]:
             ends[0, 6:8] = ends[1, 6:8]  # self-loops
     return torch.from_numpy(ends)
+
+
+def _csr(ends: Tensor, sizes: list[int]) -> Tensor:
+    """Returns the edges as a CSR tensor of targets by sources. Its values are whole numbers, whose sums are exact."""
+    sources, targets = sizes
+    order = torch.sort(ends[1] * sources + ends[0], stable=True).indices
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(ends[1], minlength=targets).cumsum(0)])
+    values = (torch.arange(ends.size(1)) * 7 % 50 + 1).double()
+    return torch.sparse_csr_tensor(indptr, ends[0, order], values, (targets, sources))
 
 
 def _mapped(rows: Tensor, path: Path) -> Tensor:

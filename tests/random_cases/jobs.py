@@ -40,14 +40,14 @@ from salientpp.testing.leftovers import Leftovers
 #: Ways of using a loader, and their chances. ``N`` is a small number.
 STEPS = {
     "epoch": 8, "leave N": 2, "set N": 2, "rounds": 3, "resume N": 3, "share state N": 2, "copy": 2, "pickle": 1, "fork": 1, "two": 2, "again N": 1,
-    "call": 1, "lend": 1, "disagree": 1, "memory": 2, "reset": 1,
+    "call": 1, "lend": 1, "disagree": 1, "memory": 2, "reset": 1, "meet": 3, "change N": 6,
 }  # fmt: skip
 
 #: Numbers of trial batches of ``pad="fixed"``. Those of the package would take longer than all else in a job.
 _TRIAL = {"LEAST_TRIAL": 16, "MOST_TRIAL": 64}
 
 #: Steps for data in memory only.
-_IN_MEMORY = ("copy", "pickle", "fork")
+_IN_MEMORY = ("copy", "pickle", "fork", "change")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def job_of(seed: int) -> Job:
         r.choices(list(STEPS), list(STEPS.values()))[0].replace("N", str(r.randrange(5)))
         for _ in range(r.choice((1, 1, 2, 3)))
     ]
-    fitting = tuple(step for step in steps if step not in _IN_MEMORY or not graph.is_directory)
+    fitting = tuple(step for step in steps if step.split()[0] not in _IN_MEMORY or not graph.is_directory)
     if "Endless" in arguments.get("batch_sampler", ""):
         fitting = ("leave 2", "leave 0")
     mode = r.choices(("enable_grad", "no_grad", "inference_mode"), (20, 1, 2))[0]
@@ -158,7 +158,7 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
     try:
         plain = scene.plain(loader.seed)
         plain.turns(0)
-        if "batch_sampler" in job.odd:  # whose items may be no batches
+        if {"sampler", "batch_sampler"} & {*job.odd}:  # whose items may be no positions or batches
             plain.batches(0)
     except Exception as error:
         if job.is_odd:

@@ -66,7 +66,7 @@ MUTATIONS = [
     # --- stages
     Mutation("jobs", "engine/stages.py", "plan, asks = self.fetch.plan(places), {**state.asks, **places}", "plan, asks = self.fetch.plan(places), {**places, **state.asks}"),
     Mutation("jobs", "engine/stages.py", "            way.on_waiting(request.draws, request.index, sampled.places)\n", "            pass\n"),
-    Mutation("jobs", "engine/stages.py", "        if self._finder is None or sampled.batch is None:\n            return sampled\n", "        if self._finder is None:\n            return sampled\n"),
+    Mutation("jobs", "engine/stages.py", "places=places, plan=plan, asks=asks", "plan=plan, asks=asks"),
     Mutation("jobs", "engine/stages.py", "if contents is not None and not self.builder.is_current(sampled.contents, contents):", "if False:"),
     # --- batches
     Mutation("jobs", "batch/template.py", "storage_of(out, type_).num_nodes = of_type(mfg.node, type_).numel()", "storage_of(out, type_).num_nodes = len(of_type(mfg.node, type_)) + 1"),
@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation("jobs", "loader/padding.py", "            rest.fill_(-1)\n", "            rest.zero_()\n"),
     # --- topologies in parts
     Mutation("jobs", "sampling/held_lists.py", "shift = self.first_edge - self.first_row", "shift = 0"),
-    Mutation("jobs", "sampling/held_lists.py", "self._base, self.relation.indptr[place] + self.first_edge, rows)", "self._base, self.relation.indptr[place], rows)"),
+    Mutation("jobs", "sampling/held_lists.py", "for _, drawn in groups])[order] for name in names}", "for _, drawn in groups]) for name in names}"),
     Mutation("jobs", "sampling/part_topology.py", "remote[part] = at, of_part - book.range_of(part)[0]", "remote[part] = at, of_part - book.range_of(0)[0]"),
     Mutation("jobs", "sampling/part_topology.py", "            ids = row + int(bounds[0])\n", "            ids = row\n"),
     Mutation("jobs", "sampling/part_topology.py", "            if drawn.rows:\n                        batch.arrived[number].append(drawn)\n", "            if False:\n                        batch.arrived[number].append(drawn)\n"),

@@ -264,7 +264,17 @@ def send_as(d: Draft) -> str | None:
 
 
 def lookahead(d: Draft) -> str | None:
-    return known("lookahead")(d) if d.graph.is_directory and not d.has("transform_sampler_output") else None
+    if not d.graph.is_directory or d.has("transform_sampler_output"):
+        return None
+    # Without a replication factor it has no memory, and no effect.
+    return known("lookahead")(d) if d.has("replication_factor") or d.r.random() < 0.1 else None
+
+
+def given_cache(d: Draft) -> str | None:
+    """A cache that another loader has filled, mostly beside a cache of the loader's own."""
+    if not d.graph.is_directory or d.has("lookahead") or (not d.has("replication_factor") and d.r.random() < 0.85):
+        return None
+    return "cache_of(0.4)"
 
 
 def read_ahead(d: Draft) -> str | None:
@@ -279,6 +289,10 @@ def logical_ranks(d: Draft) -> str | None:
         return None
     parts, ranks = d.graph.parts, d.ranks
     fits = [s for s in range(ranks, 13) if (s <= parts or s % parts == 0) and (ranks <= parts or s % ranks == 0)]
+    # Ranks with different numbers of logical ranks have empty ticks.
+    uneven = [s for s in fits if min(s, parts) % ranks and ranks <= parts]
+    if uneven and d.r.random() < 0.6:
+        return str(d.r.choice(uneven))
     return str(d.r.choice(fits)) if fits else None
 
 
@@ -297,7 +311,7 @@ def share(d: Draft) -> str | None:
 
 def pad(d: Draft) -> str | None:
     bad = ("disjoint", "time_attr", "neighbor_sampler", "custom_cls", "cooperate", "partial_aggregation")
-    if d.graph.is_stores or d.has(*bad) or {"tf", "names"} & set(d.graph.attributes):
+    if d.graph.is_stores or d.has(*bad) or {"tf", "names", "adj_t"} & set(d.graph.attributes):
         return None
     return known("pad")(d)
 
@@ -331,7 +345,16 @@ def memory(d: Draft) -> str | None:
 
 
 def logical_ranks_join(d: Draft) -> str | None:
-    return "True" if d.graph.is_directory and not d.has("neighbor_sampler") else None
+    if not d.graph.is_directory or d.has("neighbor_sampler"):
+        return None
+    return "True" if d.has("logical_ranks") or d.r.random() < 0.15 else None  # otherwise each batch has one piece
+
+
+def ways(d: Draft) -> str | None:
+    if d.graph.is_directory and d.r.random() < 0.85:
+        return None
+    # Over data in memory, only a way that needs the stages lets batches go through them.
+    return d.pick("[NoWay()]", "[StagedWay()]", "[StagedWay()]", "()")
 
 
 NEVER = of("None")
@@ -361,7 +384,7 @@ STRATEGIES: dict[str, Strategy] = {
     "is_sorted": Strategy(0.02, of("False", "True")),
     "filter_per_worker": Strategy(0.05, known("filter_per_worker")),
     "transform": Strategy(0.1, of("marked")),
-    "transform_sampler_output": Strategy(0.08, of("same_sample")),
+    "transform_sampler_output": Strategy(0.1, of("same_sample", "reversed_edges", "reversed_edges")),
     "neighbor_sampler": Strategy(0.1, neighbor_sampler),
     "custom_cls": Strategy(
         0.3, lambda d: ("OwnHetero" if d.graph.is_typed else "OwnData") if d.graph.is_stores else None
@@ -390,10 +413,10 @@ STRATEGIES: dict[str, Strategy] = {
     "timeout": Strategy(0.03, of("0", "100", "timedelta(seconds=100)")),
     # the package's
     "seed": Strategy(0.8, of("0", "1", "7", "-3", "2**62", "2**64 + 5")),
-    "lookahead": Strategy(0.12, lookahead),
     "replication_factor": Strategy(0.35, on_parts(*map(repr, OF_PARTS["replication_factor"]))),
+    "lookahead": Strategy(0.5, lookahead),
     "policy": Strategy(0.25, policy),
-    "cache": Strategy(0.06, on_parts("cache_of(0.4)", but=("lookahead", "columns", "send_as"))),
+    "cache": Strategy(0.3, given_cache),
     "device_rows": Strategy(0.12, of("0.3", "1.0", "100", "'1kB'", "0.5 * (rank % 2)")),
     "device_rows_cache": Strategy(0.08, on_parts("0.5", "1.0", "64")),
     "device_rows_zero_copy": Strategy(0.04, of("True", "False")),
@@ -411,7 +434,7 @@ STRATEGIES: dict[str, Strategy] = {
     "process_group": Strategy(0, NEVER),  # of the pool
     "ranks_per_host": Strategy(0.25, ranks_per_host),
     "logical_ranks": Strategy(0.3, logical_ranks),
-    "logical_ranks_join": Strategy(0.06, logical_ranks_join),
+    "logical_ranks_join": Strategy(0.2, logical_ranks_join),
     "cooperate": Strategy(0.4, cooperate),
     "cooperate_batches": Strategy(0.5, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
     "cooperate_split_by": Strategy(0.4, only_if("cooperate", "'rows'", "'vip'")),
@@ -422,7 +445,7 @@ STRATEGIES: dict[str, Strategy] = {
     "pad": Strategy(0.12, pad),
     "pad_sigma": Strategy(0.3, lambda d: d.pick("0", "1", "5.0") if d.chosen.get("pad") == "'fixed'" else None),
     "pad_static": Strategy(0.5, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
-    "ways": Strategy(0.05, of("[NoWay()]", "()")),
+    "ways": Strategy(0.35, ways),
     "memory": Strategy(0.06, memory),
     "memory_device": Strategy(0.005, of("'1MB'")),
     "memory_machines": Strategy(0.8, only_if("memory", "machines()")),

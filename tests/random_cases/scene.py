@@ -72,12 +72,28 @@ class NoWay(Way):
     name = "a way without effect"
 
 
+class StagedWay(NoWay):
+    needs_stages = True
+
+
 def marked(batch: Any) -> Any:
     batch.mark = torch.tensor([3.0])
     return batch
 
 
 def same_sample(sample: Any) -> Any:
+    return sample
+
+
+def reversed_edges(sample: Any) -> Any:
+    """Returns a sample with its edges in the opposite order."""
+    for name in ("row", "col", "edge"):
+        value = getattr(sample, name)
+        if isinstance(value, dict):
+            turned: Any = {type_: None if ids is None else ids.flip(0) for type_, ids in value.items()}
+        else:
+            turned = None if value is None else value.flip(0)
+        setattr(sample, name, turned)
     return sample
 
 
@@ -113,8 +129,10 @@ _FUNCTIONS = (
     Endless,
     SlowRows,
     NoWay,
+    StagedWay,
     marked,
     same_sample,
+    reversed_edges,
     noted,
     low_ids,
     machines,
@@ -156,6 +174,7 @@ class Scene:
         parts, ranks = (graph.parts, job.ranks) if graph.is_directory else (1, self.shares[1] if self.shares else 1)
         self.rank = place.rank if graph.is_directory else (self.shares or (0, 1))[0]
         self.layout = Layout(parts, ranks, *self._options_of_layout())
+        self.given_cache: Any = None  # the value of ``cache=``
 
     def _options_of_layout(self) -> tuple[int, tuple[int, ...], bool]:
         job = self.job
@@ -276,7 +295,7 @@ class Scene:
             name: value for name, value in (("ranks_per_host", self.job.value("ranks_per_host")),) if value is not None
         }
         nodes = ("a", "all") if self.job.graph.is_typed else "all"
-        return NeighborLoader(
+        self.given_cache = NeighborLoader(
             self.data,
             [2, 2],
             nodes,
@@ -286,6 +305,19 @@ class Scene:
             process_group=self.place.group,
             **same,
         ).cache
+        return self.given_cache
+
+    def change(self, number: int) -> None:
+        """Writes to the user's data in memory: another attribute, other rows, or other values in the same tensor."""
+        is_counted = self.job.mode != "inference_mode"  # torch counts no writes to tensors that were made in this mode
+        for type_ in self.job.graph.types:
+            store = self.data if type_ is None else self.data[type_]
+            if number % 3 == 0:
+                store.y = torch.arange(store.num_nodes) + number
+            elif number % 3 == 1 and "x" in store:
+                store.x = store.x.flip(0)
+            elif is_counted:
+                store.val_mask.logical_not_()
 
     # --- expected batches ---------------------------------------------------------------------------------
 

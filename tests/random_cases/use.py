@@ -30,6 +30,7 @@ from random_cases.scene import Scene
 
 from salientpp import LinkNeighborLoader, PPRSampler
 from salientpp.engine.state import Disagreement
+from salientpp.ways.lookahead.way import Lookahead
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Use:
 
     def __init__(self, scene: Scene, loader: Any, plain: Plain, report: Report) -> None:
         self.scene, self.loader, self.plain, self.report, self.job = scene, loader, plain, report, scene.job
-        self.epoch = 0
+        self.epoch, self.is_changed = 0, False
         self.changes = Changes.of(scene.job, scene.seed_type, scene.data if scene.job.graph.is_directory else None)
         self.whole_epochs: list[int] = []
 
@@ -199,6 +200,35 @@ class Use:
         self.whole_epochs.append(self.epoch)
         self.epoch += 1
 
+    def _meet(self, _: int) -> None:
+        """Ranks meet after each batch until none has more, as ranks that exchange gradients. A rank that has no more batches meets the others, too."""
+        if self.job.ranks == 1 or not self._has_even_rounds:
+            return self._epoch(0)
+        expected = self._expected(self.epoch)
+        numbers: list[Any] = [None] * self.job.ranks
+        dist.all_gather_object(numbers, len(expected), self.scene.place.group)
+        batches, found = iter(self.loader), []
+        for _ in range(max(numbers)):
+            found += self._taken(batches, 1)
+            dist.barrier(self.scene.place.group)
+        self._taken(batches, 1)
+        self._compare(found, expected)
+        self.whole_epochs.append(self.epoch)
+        self.epoch += 1
+
+    def _change(self, number: int) -> None:
+        """The user writes to the data between two batches. The batches from then on have the new contents."""
+        if self.job.graph.is_stores or self.job.value("pad_static"):
+            return self._epoch(0)
+        batches, expected = iter(self.loader), self._expected(self.epoch)
+        first = self._taken(batches, number % max(1, len(expected)))
+        self._compare(first, expected, whole=False)
+        self.scene.change(number)
+        self.is_changed = True
+        self.plain = self.scene.plain(self.loader.seed)
+        self._compare(self._taken(batches), self._expected(self.epoch)[len(first) :], first=len(first))
+        self.epoch += 1
+
     def _reset(self, _: int) -> None:
         self.loader.reset_stats()
         if self.loader.stats().rows or self.loader.stats().batches:
@@ -222,7 +252,8 @@ class Use:
         self._epoch(0)
 
     def _has_state(self) -> bool:
-        return self.loader.has_state and "neighbor_sampler" not in self.job.arguments
+        """True if another loader can take up a state of this one. A state belongs to the data that a loader was made with."""
+        return self.loader.has_state and "neighbor_sampler" not in self.job.arguments and not self.is_changed
 
     def _resume(self, number: int) -> None:
         expected = self._expected(self.epoch)
@@ -296,11 +327,10 @@ class Use:
         self._copied(copy.copy(self.loader))
 
     def _pickle(self, _: int) -> None:
-        self._copied(
-            copy.deepcopy(self.loader)
-            if self.job.arguments.keys() & _NOT_PICKLED
-            else pickle.loads(pickle.dumps(self.loader))
-        )
+        if not self.job.arguments.keys() & _NOT_PICKLED:
+            self._copied(pickle.loads(pickle.dumps(self.loader)))
+        elif "adj_t" not in self.job.graph.attributes:  # torch has no deep copies of CSR tensors
+            self._copied(copy.deepcopy(self.loader))
 
     def _copied(self, other: Any) -> None:
         before = self.loader.stats().batches
@@ -419,6 +449,11 @@ class Use:
         used = self.loader.memory_used()
         if any(value < 0 for value in used.values()):
             self.report.faults.append(f"memory_used() is negative: {used}")
+        way = self.loader.engine.way(Lookahead)
+        for planner in () if way is None else way.planners.values():
+            known = sum(each.nbytes for each in list(planner._lists))
+            if known > planner.shape.list_bytes:
+                self.report.faults.append(f"{known} bytes of known batches, more than the {planner.shape.list_bytes} planned for them")
         for name, tiers in (
             ("read_ahead", ("read_ahead",)),
             ("memory", ("cache", "lookahead")),
@@ -442,7 +477,7 @@ class Use:
 
 
 #: Steps that are whole epochs.
-_WHOLE = ("epoch", "set", "rounds", "reset", "memory")
+_WHOLE = ("epoch", "set", "rounds", "meet", "reset", "memory")
 
 _NOT_PICKLED = {"collate_fn", "policy", "generator"}
 
