@@ -34,7 +34,9 @@ def wrong_counts(scene: Scene, loader: Any, num_seeds: int, batches: Sequence[An
         given = _ids_in(scene.given_cache, type_)
         chosen = _ids_in(own.cache, type_) if own is not None and is_fixed else set()
         if given & chosen:
-            found.append(f"rows {sorted(given & chosen)[:5]} of type {type_} are in the given cache and in the loader's own")
+            found.append(
+                f"rows {sorted(given & chosen)[:5]} of type {type_} are in the given cache and in the loader's own"
+            )
         here, cached, remote = _rows(scene, given | chosen, type_, batches)
         kept = got["cache"] + got["device"] + got["host"] - here  # rows of both tiers may be kept on the device
         is_right = (

@@ -67,6 +67,9 @@ _IN_MEMORY = ("names", "adj_t")
 #: How the vertices of a directory are assigned to parts.
 ASSIGNMENTS = ("random", "random", "random", "metis", "empty parts", "types on some parts", "one part")
 
+#: Assignments that leave parts without vertices of a type.
+LACKING = ("empty parts", "types on some parts", "one part")
+
 #: Formats of :mod:`salientpp.store.narrow` that rows may be stored or sent in.
 FORMATS = ("fp16", "bf16", "int8", "int4", "int8/8", "int4/4")
 
@@ -257,6 +260,11 @@ def build(graph: Graph, folder: str | Path | None = None) -> Any:
             weight[r.random(count) < 0.05] = 1e30
             store.weight = torch.from_numpy(weight.astype((np.float64, np.float32)[graph.number % 2]))
     return data
+
+
+def has_real_times(graph: Graph) -> bool:
+    """Returns True if the times of a graph are floating-point numbers."""
+    return graph.number % 4 == 2
 
 
 def _times(r: np.random.Generator, size: int, number: int) -> Tensor:

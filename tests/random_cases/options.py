@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from random_cases.data import FORMATS, RELATIONS, Graph
+from random_cases.data import FORMATS, LACKING, RELATIONS, Graph, has_real_times
 
 from salientpp.loader.options import OPTIONS
 from salientpp.testing.loader import OF_PARTS, VALUES
@@ -145,6 +145,14 @@ def time_attr(d: Draft) -> str | None:
         return repr(d.graph.sorted_by)
     there = [name for name in ("time", "edge_time") if name in d.graph.attributes]
     return repr(d.r.choice(there)) if there else None
+
+
+def time_window(d: Draft) -> str | None:
+    if not d.has("time_attr"):
+        return None
+    if has_real_times(d.graph) and d.r.random() < 0.7:
+        return d.pick("0.5", "4.5", "5.5")  # differences between some of these times
+    return d.pick("0", "2", "1.5", "100", "float('inf')") if d.r.random() < 0.5 else None
 
 
 def weight_attr(d: Draft) -> str | None:
@@ -303,6 +311,13 @@ def ranks_per_host(d: Draft) -> str | None:
     return d.pick(*fits, *(["[1, 2]", "[2, 1]"] if d.ranks == 3 else []))
 
 
+def uneven(d: Draft) -> str | None:
+    # Parts without seeds are refused with other values.
+    if d.graph.is_directory and d.graph.assignment in LACKING and d.r.random() < 0.8:
+        return "'exact'"
+    return known("uneven")(d)
+
+
 def share(d: Draft) -> str | None:
     if d.graph.is_directory or d.has("sampler", "batch_sampler") or (d.has("shuffle") and not d.has("seed")):
         return None
@@ -368,7 +383,7 @@ STRATEGIES: dict[str, Strategy] = {
     # PyG's
     "data": Strategy(0, NEVER),  # of the job itself
     "num_neighbors": Strategy(1, num_neighbors),
-    "time_attr": Strategy(0.3, time_attr),
+    "time_attr": Strategy(0.4, time_attr),
     "weight_attr": Strategy(0.4, weight_attr),
     "input_nodes": Strategy(1, input_nodes),
     "edge_label_index": Strategy(1, edge_label_index),
@@ -425,9 +440,9 @@ STRATEGIES: dict[str, Strategy] = {
     "dtype": Strategy(0.08, dtype),
     "send_as": Strategy(0.8, send_as),
     "shared_draws": Strategy(0.08, unless(("replace", "weight_attr"), "'batch'")),
-    "time_window": Strategy(0.3, only_if("time_attr", "0", "2", "1.5", "100", "float('inf')")),
+    "time_window": Strategy(0.8, time_window),
     "shared_draws_block": Strategy(0.1, unless(("neighbor_sampler",), "1", "2", "3")),
-    "uneven": Strategy(0.5, known("uneven")),
+    "uneven": Strategy(0.6, uneven),
     "share": Strategy(0.25, share),
     "device": Strategy(0.04, of("'cpu'", "torch.device('cpu')", "None")),
     "depth": Strategy(0.3, known("depth")),

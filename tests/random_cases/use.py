@@ -453,7 +453,9 @@ class Use:
         for planner in () if way is None else way.planners.values():
             known = sum(each.nbytes for each in list(planner._lists))
             if known > planner.shape.list_bytes:
-                self.report.faults.append(f"{known} bytes of known batches, more than the {planner.shape.list_bytes} planned for them")
+                self.report.faults.append(
+                    f"{known} bytes of known batches, more than the {planner.shape.list_bytes} planned for them"
+                )
         for name, tiers in (
             ("read_ahead", ("read_ahead",)),
             ("memory", ("cache", "lookahead")),
