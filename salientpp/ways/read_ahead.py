@@ -140,13 +140,15 @@ class ReadAhead(Way):
                     needed[type_] += _own_rows(tiers[type_], tiers[type_].look_up(ids)).numel() * width[type_] / number
         size = {type_: next(iter(columns.values())).num_rows for type_, columns in files.items()}
         of_batch, tables = sum(needed.values()), sum(map(RowBuffer.table_bytes, size.values()))
-        # The batches that wait are twice as many as fill the buffer if they share no rows. They and the tables take part of the bytes.
-        left = float(self._num_bytes - tables)
-        ahead = max(2, min(_MOST_AHEAD, int(2 * left / max(1.0, of_batch + 2 * self._bytes_of_waiting))))
-        left -= ahead * self._bytes_of_waiting
         # At least one slot of each type, also on a rank without batches.
         one_each = sum(width.values()) + RowBuffer.SLOT_BYTES * len(width)
         slots_of_batch = max(of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values())), one_each)
+        # The batches that wait are twice as many as fill the buffer if they share no rows, but leave it the rows of a batch. They and the tables take part
+        # of the bytes.
+        left, waiting = float(self._num_bytes - tables), self._bytes_of_waiting
+        fitting = min(2 * left / max(1.0, of_batch + 2 * waiting), (left - slots_of_batch) / max(1, waiting))
+        ahead = max(2, min(_MOST_AHEAD, int(fitting)))
+        left -= ahead * waiting
         if left < slots_of_batch:
             least = int(tables + 4 * (slots_of_batch + self._bytes_of_waiting))
             raise ValueError(

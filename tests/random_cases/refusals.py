@@ -40,7 +40,7 @@ _KNOWN = re.compile(
 #: Errors of odd arguments that name its value and the choices (an attribute, a split), or what differs between the ranks, instead of the argument.
 _OF_VALUES = re.compile(
     r"The time attribute .* is neither|the weight of the edges must be|has the splits '|the edges have the attributes|"
-    r"all ranks must have the same (topology|ppr|replace|disjoint)"
+    r"all ranks must have the same (topology|ppr|replace|disjoint|dataset)"
 )
 
 

@@ -269,6 +269,22 @@ def test_bytes_that_hold_less_than_a_few_batches_are_refused(part):
         NeighborLoader(part, FANOUTS, "train", read_ahead=1000, **SAME)
 
 
+def test_the_bytes_that_the_refusal_names_suffice_and_so_do_more(tmp_path):
+    """Waiting batches of many edges leave the buffer the rows of a batch, however narrow these are."""
+    data = graph()
+    data.x = torch.arange(data.num_nodes, dtype=torch.int32).view(-1, 1)
+    root = tmp_path / "narrow"
+    narrow = salientpp.partition(data, 1, root, [3], 4, method=torch.zeros(data.num_nodes, dtype=torch.int64))
+    options = {"batch_size": 4, "disjoint": True}
+    with pytest.raises(ValueError, match="read_ahead must hold") as refusal:
+        NeighborLoader(narrow, [-1, -1], torch.arange(200), read_ahead=100, **options)
+    least = int(str(refusal.value).split("expected about ")[1].split()[0])
+    plain = NeighborLoader(narrow, [-1, -1], torch.arange(200), **options)
+    for num_bytes in (least + 1, least * 5 // 4, least * 3 // 2, least * 2, least * 8):
+        assert_same(NeighborLoader(narrow, [-1, -1], torch.arange(200), read_ahead=num_bytes, **options), plain)
+        plain.set_epoch(0)
+
+
 def test_rows_that_are_replaced_are_delivered(tmp_path):
     data = mapped_graph(tmp_path)
     loader = NeighborLoader(data, FANOUTS, data.train_mask, read_ahead=FEW, **SAME)
