@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 
 from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
@@ -131,6 +132,10 @@ def open_data(
     if custom_cls is not None and not is_remote(data):
         raise ValueError(
             "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data have the class of the Data"
+        )
+    if custom_cls is not None and not (isinstance(custom_cls, type) and issubclass(custom_cls, (Data, HeteroData))):
+        raise ValueError(
+            f"custom_cls must be Data, HeteroData or a class that derives from one of them, got {custom_cls!r}; leave it out for Data or HeteroData"
         )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
     left = columns
