@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
+from forked_python import python
 from graphs import random_data
 from rare import rare
 from torch import Tensor
@@ -313,7 +313,7 @@ Call.store = kill
 data = synthetic(num_vertices=2000)
 salientpp.inference(gnn.GCN(data.num_features, 8, 2, 5), data, batch_size=500, scratch={str(tmp_path)!r}, out={str(tmp_path)!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(Path(tmp_path).iterdir()) == []
 

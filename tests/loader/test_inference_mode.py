@@ -68,7 +68,7 @@ def check(make, **options) -> list[str]:
 
 def _on_ranks(rank: int, root: str, kind: type) -> dict[str, list[str]]:
     def make(**options):
-        plain = {"batch_size": 16, "shuffle": True, "seed": 3, "uneven": "exact"}
+        plain = {"batch_size": 40 if kind is NeighborLoader else 400, "shuffle": True, "seed": 3, "uneven": "exact"}
         return kind(salientpp.load(root), [4, 3], "all", **plain, **options)
 
     ways = WAYS if kind is NeighborLoader else WAYS[:3]

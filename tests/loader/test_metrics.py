@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -19,6 +18,7 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from forked_python import python
 from graphs import random_data
 
 import salientpp
@@ -296,7 +296,7 @@ raise SystemExit(1)
 
 
 def test_a_script_that_ends_within_an_epoch_leaves_the_spans_until_then(tmp_path: Path):
-    done = subprocess.run([sys.executable, "-c", _interrupted(str(tmp_path))], capture_output=True, text=True)
+    done = subprocess.run([python(), "-c", _interrupted(str(tmp_path))], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     (path,) = tmp_path.iterdir()
     lines = [json.loads(line) for line in path.read_text().splitlines()]

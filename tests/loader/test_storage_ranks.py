@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from forked_python import python
 from rare import some_of
 from storage_laws import BY_PART, OTHERS, PARTS, epoch_of, epochs_of, planned, resumed, together, uses
 
@@ -214,7 +214,7 @@ def test_a_script_ends_with_its_storage(stored: tuple[Path, str], tmp_path: Path
     root = str(stored[0] / "one" / stored[1])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), root, *["fails"] * fails],
+            [python(), str(script), root, *["fails"] * fails],
             env={
                 **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from forked_python import python
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
@@ -279,7 +279,7 @@ def test_a_model_that_prints_itself_says_that_it_is_trimmed(make):
 def test_a_model_that_is_opened_in_another_process_says_that_it_is_trimmed(tmp_path):
     torch.save(salientpp.nn.trim(pyg.GraphSAGE(8, 16, 2, 3)), tmp_path / "model.pt")
     script = f"import torch; print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False))"
-    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run([python(), "-c", script], check=True, capture_output=True, text=True).stdout
     assert printed == "GraphSAGE(8, 3, num_layers=2), trimmed by salientpp.nn.trim\n"
 
 

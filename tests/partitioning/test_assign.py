@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from communities import count_cut, make_communities, make_skewed
+from forked_python import python
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import real_graph
@@ -554,7 +555,7 @@ def test_the_command_names_the_memory_that_metis_lacks(tmp_path, command):
     words = [command[0], f"npz:{tmp_path / 'g.npz'}", *([str(tmp_path / "d")] if command[0] == "partition" else [])]
     done = subprocess.run(
         [
-            sys.executable,
+            python(),
             "-c",
             _TOO_LITTLE_FOR_METIS,
             *words,

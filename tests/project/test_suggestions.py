@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
 from distributed import run as run_ranks
+from forked_python import python
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, cli, datasets
@@ -146,7 +146,7 @@ def test_options_of_parts_are_refused_on_a_data(data, name):
 def test_a_module_says_once_what_was_meant():
     script = "import salientpp, sys; getattr(salientpp.nn if sys.argv[1] == 'nn' else salientpp, sys.argv[2])"
     for words, meant in ((("nn", "trimm"), "trim"), (("top", "NeighbourLoader"), "NeighborLoader")):
-        said = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True).stderr
+        said = subprocess.run([python(), "-c", script, *words], capture_output=True, text=True).stderr
         assert said.count("Did you mean") == 1 and f"Did you mean {meant}" in said, said
     assert not hasattr(salientpp.nn, "__wrapped__") and not hasattr(salientpp.nn, "_trim")
 

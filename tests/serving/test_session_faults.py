@@ -19,6 +19,7 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from forked_python import python
 from storage_hosts import ROOT, TOKEN, Hosts, free_ports, serving
 from storage_server import until
 from torch_geometric.nn import GraphSAGE
@@ -92,7 +93,7 @@ class Job:
     """A job of one rank in a process of its own, and the lines that it printed."""
 
     def __init__(self, address: str, epochs: int, sleep: float = 0.0, fanout: int = 2) -> None:
-        command = [sys.executable, "-c", SCRIPT, address, str(epochs), str(sleep), str(fanout)]
+        command = [python(), "-c", SCRIPT, address, str(epochs), str(sleep), str(fanout)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SALIENTPP_TOKEN": TOKEN}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_python import python
 from table_packages import package
 
 from salientpp import Progress, addresses, cli
@@ -361,7 +362,7 @@ salientpp.load(folder / "disk" / "parts", verify="full")
 
 
 def test_a_full_disk_is_an_error_and_the_next_run_goes_on(tmp_path):
-    run = subprocess.run([sys.executable, "-c", _FULL_DISK, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([python(), "-c", _FULL_DISK, tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     converted, copied = run.stdout.splitlines()
     assert ".graph.staged/fetched/files" in converted and "cannot be written (File too large)" in converted

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from command_line import mistake
+from forked_python import python
 from table_packages import package
 
 from salientpp.datasets.tabular import staging
@@ -92,7 +92,7 @@ CASES = [
 
 def test_a_conversion_of_tables_goes_on_after_a_full_disk(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(tmp_path), json.dumps(CASES)], cwd=ROOT, capture_output=True, text=True
+        [python(), "-c", _SCRIPT, str(tmp_path), json.dumps(CASES)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
@@ -141,7 +141,7 @@ for work, out in (with_writer, "w.parquet"), (layer_by_layer, "i.parquet"), (lay
 
 
 def test_predictions_on_a_full_disk_leave_the_earlier_ones(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _PREDICTIONS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([python(), "-c", _PREDICTIONS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert len(said) == 9

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_python import python
 from table_packages import package
 
 package("pyarrow.parquet")
@@ -64,7 +64,7 @@ print(number)
 @pytest.mark.parametrize("owner, name, least", [("os", "fsync", 6), ("os", "replace", 5), ("shutil", "rmtree", 3)])
 def test_a_conversion_of_tables_killed_again_and_again_writes_the_same_bytes(tmp_path, owner, name, least):
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(tmp_path), owner, name], cwd=ROOT, capture_output=True, text=True
+        [python(), "-c", _SCRIPT, str(tmp_path), owner, name], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= least, "too few runs were killed"

@@ -105,7 +105,7 @@ def excluded(one: str, other: str) -> bool:
 PAIRS = [pair for pair in combinations(WAYS, 2) if not excluded(*pair)]
 
 
-@pytest.fixture(scope="module", params=[*rare(1), 2, 4], ids=lambda number: f"{number} ranks")
+@pytest.fixture(scope="module", params=[*rare(1), 2, *rare(4)], ids=lambda number: f"{number} ranks")
 def of_pairs(request, tmp_path_factory):
     """Observations of each rank about each pair."""
     root = directory(tmp_path_factory.mktemp("pairs") / "parts", request.param)
@@ -140,7 +140,7 @@ def test_a_plan_expects_of_a_pair_what_the_engine_expects(of_pairs, number):
 OVER_PARTS = [*((name,) for name in WAYS), *PAIRS]
 
 
-@pytest.fixture(scope="module", params=(2, 4), ids=lambda number: f"{number} ranks")
+@pytest.fixture(scope="module", params=[*rare(2), 4], ids=lambda number: f"{number} ranks")
 def over_parts(request, tmp_path_factory):
     """Observations of each rank about each way and each pair, if the topology is stored in parts."""
     root = directory(tmp_path_factory.mktemp("divided") / "parts", request.param, "parts")

@@ -388,14 +388,15 @@ def outcome(model: torch.nn.Module, use: Forward, batch: Any, whole: Any) -> flo
     return float((got - want).abs().max() / want.abs().max())
 
 
-def use_all(rank: int, root: str, given: Any = None) -> tuple[int, list[float | str]]:
+def use_some(rank: int, root: str) -> tuple[int, list[float | str]]:
+    """Tries every second use, beginning with that of the rank's number. Most of the time is spent in compilations."""
     options: dict[str, Any] = {"batch_size": 32, "shuffle": True, "seed": 3, "ranks_per_host": 1}
     part = salientpp.load(root)
     with_sums = NeighborLoader(part, [8, 8], "train", partial_aggregation="mean", **options)
     loaders = zip(with_sums, NeighborLoader(part, [8, 8], "train", **options), strict=True)
     ((batch, whole),) = itertools.islice(loaders, 1)
     found = []
-    for _, make, use, _ in ROWS:
+    for _, make, use, _ in ROWS[rank::2]:
         torch.manual_seed(5)
         found.append(outcome(make().double(), use, copy.deepcopy(batch), whole))
     return batch.partial.target.numel(), found
@@ -408,18 +409,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, list[f
     data.w = torch.rand(data.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     root = str(tmp_path_factory.mktemp("misuse") / "parts")
     salientpp.partition(data, 2, root, [8, 8], 32)
-    return distributed.run(use_all, 2, root)
+    return distributed.run(use_some, 2, root)
 
 
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=[name for name, *_ in ROWS])
 def test_a_use_of_sums_is_right_or_raises_a_clear_error(outcomes, row):
-    expected = ROWS[row][3]
-    for sums, found in outcomes:
-        assert sums > 30
-        if expected is None:
-            assert isinstance(found[row], float) and found[row] < 1e-6, found[row]
-        else:
-            assert isinstance(found[row], str) and re.search(expected, found[row]), found[row]
+    expected, (sums, of_rank) = ROWS[row][3], outcomes[row % 2]
+    found = of_rank[row // 2]
+    assert sums > 30
+    if expected is None:
+        assert isinstance(found, float) and found < 1e-6, found
+    else:
+        assert isinstance(found, str) and re.search(expected, found), found
 
 
 def test_a_merged_model_is_compiled_as_one_graph_for_other_batches():
