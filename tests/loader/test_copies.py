@@ -179,7 +179,7 @@ def _iterate(loader: Any, queue: Any) -> None:
 
 
 def test_a_loader_can_be_given_to_a_spawned_process():
-    context = torch.multiprocessing.get_context("spawn")
+    context = distributed.forks()  # it pickles the loader as "spawn" does, but the process has imported torch
     queue = context.Queue()
     loader = LOADERS["data"](num_workers=2)
     process = context.Process(target=_iterate, args=(loader, queue))

@@ -14,6 +14,7 @@ import distributed
 import numpy as np
 import pytest
 import torch
+from rare import rare
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler.base import NumNeighbors
 
@@ -26,7 +27,7 @@ from salientpp.testing.topology import directories
 PARTS = 4
 
 
-@pytest.fixture(scope="module", params=["whole", "parts"])
+@pytest.fixture(scope="module", params=["parts", *rare("whole")])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directories(tmp_path_factory.mktemp("stored"), PARTS, request.param) / "one" / request.param
 
@@ -77,12 +78,12 @@ def test_a_job_that_makes_no_loader_ends(stored: Path, rank_0_hosts: bool) -> No
 def _is_slow(rank: int, part: Any) -> int:
     loader, found = loader_of(part, timeout=timedelta(seconds=2)), 0
     iterator = iter(loader)
-    time.sleep(4)
+    time.sleep(3)
     for number, _ in enumerate(iterator):
         found += 1
         if number == 1:
-            time.sleep(4)
-    time.sleep(4)
+            time.sleep(3)
+    time.sleep(3)
     return found + len(ids_of(loader))
 
 

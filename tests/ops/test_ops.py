@@ -98,7 +98,7 @@ def test_reading_rows_from_disk_reads_only_the_pages_that_hold_them(tmp_path, ho
     with path.open("wb") as file:
         values.tofile(file)
         file.flush()
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
     index = torch.from_numpy(rng.integers(0, len(values), 4000))
 
     def taken(piece: int) -> tuple[torch.Tensor, int]:

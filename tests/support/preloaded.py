@@ -6,6 +6,7 @@ longer than the work of most ranks and scripts.
 
 # ruff: noqa: F401
 import gc
+import os
 
 import numpy
 import pytest
@@ -26,6 +27,7 @@ import salientpp.loader.link_loader
 import salientpp.loader.node_loader
 import salientpp.store.directory.writer
 
+os.fsync = os.fstat  # as in tests/conftest.py
 for name in salientpp.__all__:
     getattr(salientpp, name)  # the package imports names on first use
 gc.collect()

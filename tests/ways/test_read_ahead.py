@@ -35,7 +35,7 @@ NUM_VERTICES, WIDTH = 6000, 64
 def graph() -> Data:
     data = random_data(NUM_VERTICES, 36_000, seed=2)
     data.x = torch.rand(NUM_VERTICES, WIDTH, generator=torch.Generator().manual_seed(1))
-    data.train_mask = torch.arange(NUM_VERTICES) < 600
+    data.train_mask = torch.arange(NUM_VERTICES) < 320
     return data
 
 

@@ -75,7 +75,7 @@ WEIGHTED: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> dict[int, str]:
     """Partitions the same directed graph, in which some vertices have no neighbours, by number of parts. Rows are 64-bit floats."""
-    data = random_data(2000, 7000, directed=True, dtype=torch.float64)
+    data = random_data(2000, 7000, train_fraction=0.2, directed=True, dtype=torch.float64)
     data.x = torch.randn(2000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     data.edge_attr = torch.arange(data.num_edges)
     data.time = torch.zeros(2000, dtype=torch.int64)
