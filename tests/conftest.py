@@ -21,6 +21,11 @@ os.fsync = os.fstat
 pytest.register_assert_rewrite("batches", "command_line", "directories", "one_process")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _templates() -> None:
+    import templates  # noqa: F401  not above, because xdist's controller runs no test and does not import PyG
+
+
 @pytest.fixture(autouse=True)
 def _environment_of_the_next_test():
     """Restores the environment. Libraries leave variables such as MASTER_PORT, and a rank of a later test would connect there."""

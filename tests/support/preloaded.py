@@ -9,8 +9,10 @@ import gc
 import os
 
 import numpy
+import pyg_layers
 import pytest
 import rich.console
+import templates
 import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
 import torch.distributed.launcher.api
 import torch_geometric.loader
@@ -30,5 +32,8 @@ import salientpp.store.directory.writer
 os.fsync = os.fstat  # as in tests/conftest.py
 for name in salientpp.__all__:
     getattr(salientpp, name)  # the package imports names on first use
+with torch.random.fork_rng():
+    for case in pyg_layers.CASES.values():
+        case.make(6, 12)  # PyG writes code for a class when a process makes its first layer
 gc.collect()
 gc.freeze()
