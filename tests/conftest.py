@@ -1,5 +1,6 @@
 """Settings that every test needs before torch is imported, and the number of examples of property tests."""
 
+import gc
 import os
 import sys
 
@@ -19,6 +20,11 @@ os.fsync = os.fstat
 
 # Assertions in these modules then show the compared values, as assertions in tests do.
 pytest.register_assert_rewrite("batches", "command_line", "directories", "one_process")
+
+
+def pytest_collection_finish() -> None:
+    """Hides the modules and the tests from the garbage collector, which would visit them hundreds of times."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
