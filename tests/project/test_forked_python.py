@@ -93,6 +93,7 @@ def test_slow_imports_are_already_done():
     assert distributed.run(_preloaded, 1) == [not torch.cuda.is_available()]
 
 
+@pytest.mark.rare
 def test_ranks_are_new_interpreters_where_torch_finds_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert distributed.run(_preloaded, 1) == [False]

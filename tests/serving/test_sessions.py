@@ -9,6 +9,7 @@ from typing import Any
 
 import distributed
 import pytest
+from rare import rare
 from storage_hosts import TOKEN, Hosts, serving
 from storage_laws import BY_PART, NUM_HOSTS, OTHERS, PARTS, epochs_of, planned, resumed, together, uses
 from storage_server import until
@@ -16,7 +17,7 @@ from storage_server import until
 from salientpp.testing.topology import CASES, SOME, directories
 
 
-@pytest.fixture(scope="module", params=["whole", "parts"])
+@pytest.fixture(scope="module", params=["parts", *rare("whole")])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return directories(tmp_path_factory.mktemp("stored"), PARTS, request.param), request.param
 

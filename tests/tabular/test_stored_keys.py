@@ -455,16 +455,6 @@ def test_a_manifest_that_forges_the_number_of_keys_is_refused(root, tmp_path):
 # --- storage hosts ----------------------------------------------------------------------------------------
 
 
-def test_a_process_without_the_directory_gets_keys_from_storage_hosts(graph, root, tmp_path, monkeypatch):
-    monkeypatch.setenv("SALIENTPP_TOKEN", TOKEN)
-    with serving(root, 1, tmp_path) as hosts:
-        part = salientpp.load(hosts.address)
-        assert_keys_are_those_of(part, graph)
-        part.check_sizes()
-        del part
-        gc.collect()
-
-
 def keys_of_seeds(rank: int, address: str) -> list[tuple]:
     os.environ["SALIENTPP_TOKEN"] = TOKEN  # ranks are forked from a server that started before the test
     part = salientpp.load(address)
@@ -474,10 +464,15 @@ def keys_of_seeds(rank: int, address: str) -> list[tuple]:
     return as_rows(keys)
 
 
-def test_ranks_without_the_directory_get_the_keys_of_their_seeds(graph, shop, tmp_path, monkeypatch):
+def test_a_process_and_ranks_without_the_directory_get_keys_from_storage_hosts(graph, shop, tmp_path, monkeypatch):
     part = partitioned(shop, tmp_path / "two", 2)
     monkeypatch.setenv("SALIENTPP_TOKEN", TOKEN)
     with serving(tmp_path / "two", 2, tmp_path) as hosts:
+        stored = salientpp.load(hosts.address)
+        assert_keys_are_those_of(stored, graph)
+        stored.check_sizes()
+        del stored
+        gc.collect()
         found = distributed.run(keys_of_seeds, 2, hosts.address)
     for rank in range(2):
         original = part.original_id(part.split("train", rank, "customer"), "customer").tolist()

@@ -24,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rare import rare
 
 from salientpp import cli
 from salientpp.datasets import convert, load_dataset
@@ -966,8 +967,7 @@ def test_resident_memory_stays_below_the_limit(tmp_path):
     check_resident_memory(tmp_path, described)
 
 
-@pytest.mark.parametrize("kind", ["texts", "lists"])
-@pytest.mark.parametrize("rows_of_a_key", [1, 10])
+@pytest.mark.parametrize(("kind", "rows_of_a_key"), [("texts", 10), ("lists", 1), *rare(("texts", 1), ("lists", 10))])
 def test_long_values_keep_resident_memory_below_the_limit(tmp_path, kind, rows_of_a_key):
     rows, entries = 50_000, 1024  # 4 KB a row, 200 MB in all
     few = {
