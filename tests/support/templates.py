@@ -1,4 +1,4 @@
-"""Compiles PyG's templates once in a process. PyG compiles them anew for each class of layers, which takes most of the time of making a layer."""
+"""Compiles PyG's templates once in a process. PyG compiles them again for each class of layers, which takes most of the time of making a layer."""
 
 from __future__ import annotations
 
