@@ -9,8 +9,9 @@ import torch_geometric.template
 
 
 @functools.cache
-def environment(folder: str) -> jinja2.Environment:
-    return jinja2.Environment(loader=jinja2.FileSystemLoader(folder))
+def environment(loader: str) -> jinja2.Environment:
+    """Returns the environment of a folder. PyG passes ``loader`` by name, and hides an error."""
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(loader))
 
 
 torch_geometric.template.FileSystemLoader = str
