@@ -1,6 +1,8 @@
 // Finds the tier that holds a row, and the place in it: sets of ids, and the look-up over them.
 #include <algorithm>
 #include <bit>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -64,15 +66,17 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
   return words;
 }
 
-// Pairs (position in the batch, row or slot or id), in memory that a thread keeps between calls.
+// Pairs (position in the batch, row or slot or id), in memory that a thread keeps between calls. The memory is not
+// initialised, so that only pages with pairs are resident.
 struct Group {
-  std::vector<int64_t> position, row;
-  int64_t size = 0;
+  std::unique_ptr<int64_t[]> position, row;
+  int64_t size = 0, capacity = 0;
 
   void clear(int64_t most) {
-    if (static_cast<int64_t>(position.size()) < most) {
-      position.resize(static_cast<size_t>(most));
-      row.resize(static_cast<size_t>(most));
+    if (capacity < most) {
+      capacity = most + most / 4;
+      position.reset(new int64_t[static_cast<size_t>(capacity)]);
+      row.reset(new int64_t[static_cast<size_t>(capacity)]);
     }
     size = 0;
   }
@@ -85,7 +89,7 @@ struct Writer {
   int64_t* row;
   int64_t size;
 
-  explicit Writer(Group& group) : position(group.position.data()), row(group.row.data()), size(group.size) {}
+  explicit Writer(Group& group) : position(group.position.get()), row(group.row.get()), size(group.size) {}
   // Always writes, and counts if it holds: the tier of an id is random, so a branch would be mispredicted often.
   void add_if(bool holds, int64_t p, int64_t r) {
     position[size] = p;
@@ -137,10 +141,11 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   const int64_t* id = int64_data(n_id);
   // Split into local and foreign ids first, without touching the sets. Each look-up loop then runs only over ids that
   // need it, and can prefetch the words ahead.
-  static thread_local Group local, foreign, others;
   static thread_local std::vector<Group> groups;
   const size_t num_groups = near.size() + copies.size() + 2;
   groups.resize(std::max(groups.size(), num_groups));
+  Group& local = groups[near.size()];
+  Group& foreign = groups[num_groups - 1];
   local.clear(size + 1);
   foreign.clear(size + 1);
   uint64_t largest = 0;
@@ -160,27 +165,26 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   if (largest >= static_cast<uint64_t>(num_vertices)) check_ids(id, size, num_vertices, "n_id");
 
   constexpr int64_t kAhead = 32;
-  // Moves the members of each set from `rest` to a group of their own, and the remaining ids to one more group.
+  // Moves the members of each set from `rest` to a group of their own. The remaining pairs close up in place: each is
+  // read before another is written to its place.
   const auto split = [](Group& rest, const std::vector<IdSet>& sets, Group* to) {
     for (const IdSet& set : sets) {
       Group& members = *to++;
       members.clear(rest.size + 1);
       if (set.empty()) continue;
-      others.clear(rest.size + 1);
-      const int64_t* position = rest.position.data();
-      const int64_t* row = rest.row.data();
-      Writer in(members), out(others);
-      for (int64_t i = 0; i < rest.size; ++i) {
-        if (i + kAhead < rest.size) set.prefetch_word(row[i + kAhead]);
-        const int64_t slot = set.slot(row[i]);
-        in.add_if(slot >= 0, position[i], slot);
-        out.add_if(slot < 0, position[i], row[i]);
+      const int64_t* position = rest.position.get();
+      const int64_t* row = rest.row.get();
+      const int64_t num_pairs = std::exchange(rest.size, 0);
+      Writer in(members), out(rest);
+      for (int64_t i = 0; i < num_pairs; ++i) {
+        if (i + kAhead < num_pairs) set.prefetch_word(row[i + kAhead]);
+        const int64_t p = position[i], r = row[i], slot = set.slot(r);
+        in.add_if(slot >= 0, p, slot);
+        out.add_if(slot < 0, p, r);
       }
       members.size = in.size;
-      others.size = out.size;
-      std::swap(rest, others);
+      rest.size = out.size;
     }
-    std::swap(*to, rest);
   };
   split(local, near, groups.data());
   split(foreign, copies, groups.data() + near.size() + 1);
@@ -188,12 +192,12 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   std::vector<Tensor> positions, slots;
   for (size_t g = 0; g + 1 < num_groups; ++g) {
     const auto entries = static_cast<size_t>(groups[g].size);
-    positions.push_back(vector_of({groups[g].position.data(), entries}));
-    slots.push_back(vector_of({groups[g].row.data(), entries}));
+    positions.push_back(vector_of({groups[g].position.get(), entries}));
+    slots.push_back(vector_of({groups[g].row.get(), entries}));
   }
 
   // Group the remote ids by owner; keep their order inside a group.
-  const Group& remote = groups[num_groups - 1];
+  const Group& remote = foreign;
   const int64_t num_remote = remote.size;
   Tensor remote_position = new_vector(num_remote, ScalarType::Long);
   Tensor remote_id = new_vector(num_remote, ScalarType::Long);
