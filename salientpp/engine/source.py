@@ -30,6 +30,7 @@ from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
+from salientpp.store.file_rows import UnmappedRows
 from salientpp.store.frames import Frame, check_installed, formats_of_columns
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
@@ -228,13 +229,17 @@ def open_partition(
 
 
 def _seed_rows(connected: Connected, columns: Sequence[Column]) -> dict[Column, tuple[int, RowSource]]:
-    """Returns the rows of this rank's seeds out of the directory, because with storage ranks its own part has no rows."""
-    part, found = connected.own, connected.own.sources()
+    """Returns the rows of this rank's seeds out of the directory, because with storage ranks its own part has no rows.
+
+    They are not read through memory maps: an epoch would touch most pages of these files, which count as memory of this rank.
+    """
+    part, named = connected.own, connected.own.sources()
+    found = UnmappedRows.of({(type_, name): named[type_][name] for type_, name in columns})
     first = {
         type_: book.range_of(connected.own_part if book.num_parts == part.num_parts else 0)[0]
         for type_, book in part.row_books.items()
     }
-    return {(type_, name): (first[type_], found[type_][name]) for type_, name in columns}
+    return {(type_, name): (first[type_], rows) for (type_, name), rows in found.items()}
 
 
 def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:

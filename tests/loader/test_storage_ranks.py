@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked_python import python
+from pages_of_files import resident_bytes_of
 from rare import some_of
 from storage_laws import BY_PART, OTHERS, PARTS, epoch_of, epochs_of, planned, resumed, together, uses
 
@@ -80,6 +81,21 @@ def test_a_run_continues_with_other_numbers_of_ranks(stored: tuple[Path, str]) -
     assert expected
     for trainers, storage in ((1, 2), (4, 1), (2, 0)):
         assert together(run(resumed, trainers, storage, *stored, state)) == expected, (trainers, storage)
+
+
+def mapped_labels(rank: int, root: Path, form: str, storage: int) -> list[int]:
+    """Returns the resident bytes of the mapped files with labels, after an epoch whose batches have labels."""
+    loader = make(root, CASES["three hops"], form, storage_ranks=storage)
+    assert all("y" in batch for batch in loader)
+    paths = sorted(loader.data.root.glob("part-*/*_y.npy"))
+    assert paths
+    return [resident_bytes_of(path) for path in paths]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_labels_of_seeds_are_no_memory_of_a_rank_that_trains(stored: tuple[Path, str]) -> None:
+    for found in run(mapped_labels, 2, 1, *stored):
+        assert not any(found)
 
 
 # --- errors -------------------------------------------------------------------------------------------------
