@@ -41,6 +41,7 @@ class Basis:
         zero_copy: if True, the device reads the host's rows in place.
         repeats: True if a batch may hold a vertex several times, as sampled trees do.
         marks_sizes: True if ``torch.compile`` is told which sizes of a batch change.
+        has_budget: True if the loader keeps within a memory budget.
     """
 
     comm: Comm
@@ -57,6 +58,7 @@ class Basis:
     zero_copy: bool = False
     repeats: bool = False
     marks_sizes: bool = True
+    has_budget: bool = False
     transform_sampler_output: Any = None
     _remembered: dict[Any, Any] | None = field(default=None, init=False, repr=False)
 

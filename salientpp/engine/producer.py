@@ -22,12 +22,16 @@ from salientpp.engine.request import Attendance, Request
 from salientpp.engine.stages import BatchStages, Sampled
 from salientpp.engine.way import PlacesByType, TiersByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
+from salientpp.ops import return_freed_memory
 from salientpp.processes import Threads, Undone, completed, forks, lazy, may_compute_in_parallel
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column
 from salientpp.store.fetch import Fetch, InPlace, Packed
+
+#: Number of ticks after which freed memory returns to the system. It takes some milliseconds, and so does the first touch of pages that are needed again.
+_TICKS = 64
 
 #: Function that calls the user's code, instead of the stages: seed positions and draw keys -> complete batch.
 ByHand = Callable[[Tensor, BatchKeys], Any]
@@ -118,7 +122,7 @@ class Producer:
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)
         self._rounds, self.waits = source.drawing.stages(self.workers.scout), self._agree_on_waits()
-        self._driver = Threads(1, "salientpp-drive")
+        self._driver, self._num_ticks = Threads(1, "salientpp-drive"), 0
         self._forks = forks()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -214,8 +218,22 @@ class Producer:
         return Pipeline(
             stages.list(), steps=stages.steps, depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace,
             hold=self.fetch.own.holds, ahead=self._drawing, waits=self.waits,
-            end_tick=self.fetch.exchange.mail.flush,
+            end_tick=self._end_tick,
         )  # fmt: skip
+
+    def _end_tick(self) -> None:
+        self.fetch.exchange.mail.flush()
+        self._num_ticks += 1
+        if self._num_ticks % _TICKS == 0:
+            self.return_freed_memory()
+
+    def return_freed_memory(self) -> None:
+        """Returns freed memory to the system, if the loader keeps within a budget. Called after an epoch, and from time to time in it.
+
+        The C library keeps the memory of smaller tensors that batches had. Later batches use it again, but never all of it.
+        """
+        if self.basis.has_budget:
+            return_freed_memory()
 
     # --- single batches -----------------------------------------------------------------------------------
 

@@ -69,8 +69,7 @@ class Run:
         self.on_open: Callable[[Draws, Resume | None], None] = _nothing  # called before the ranks agree where it starts
         self.on_end: Callable[[], None] | None = None  # called once, when this rank leaves the epoch
         self.is_gone = self._left = self._all_left = False
-        self._attendance = producer.attendance()
-        self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
+        self._attendance, self.lock = producer.attendance(), Lock()  # an iterator may be collected in any thread
         self._user = threading.current_thread()  # the thread that last asked for a batch
         self._answering: threading.Thread | None = None
         self._answered = threading.Event()  # set when the answering thread has ended
@@ -330,6 +329,7 @@ class Run:
         """Marks the epoch as ended, and drops references to the user's code, which may in turn refer to the engine."""
         self.is_gone = True
         self._finish = self._by_hand = None
+        self._producer.return_freed_memory()
 
     def join(self) -> None:
         """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""

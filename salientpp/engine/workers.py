@@ -17,6 +17,7 @@ from torch import Tensor
 
 from salientpp.engine.drawing.method import DrawingMethod
 from salientpp.engine.trace import WORKER, Trace, traced
+from salientpp.ops import mark_thread
 from salientpp.processes import Lock, Task, Threads, Undone, after_fork
 from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.schedule import BatchKeys
@@ -74,6 +75,7 @@ class SamplingWorkers:
         return self._threads.submit(self._initialised, function, *args)
 
     def _initialised(self, function: Callable[..., Any], *args: Any) -> Any:
+        mark_thread()
         if self._initialiser is not None:
             self._initialiser()
         return function(*args)

@@ -14,6 +14,7 @@ from salientpp.ops.memory import (
     bytes_of,
     end_return_of_freed_blocks,
     keep_freed_blocks,
+    mark_thread,
     return_freed_blocks,
     return_freed_memory,
     return_growth,

@@ -35,11 +35,55 @@ def return_freed_memory() -> None:
     """Returns memory that this process has freed, and that the GNU C library keeps, to the system. Without that library it does nothing.
 
     Without this call, the library keeps the pages of a freed block that lies below a block in use. After a large block
-    was freed, this holds for blocks of up to 32 MiB.
+    was freed, this holds for blocks of up to 32 MiB. Memory of other threads is returned only for those that called :func:`mark_thread`.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+        _return_ends()
+
+
+#: Size in bytes of the block of a marked thread, and its size for a moment. The library returns memory when 64 KiB or more are freed. From 128 KiB on, a block
+#: may have pages of its own.
+_MARK, _SMALLER = 100 << 10, 16 << 10
+
+#: Number of a marked thread -> address of its block.
+_marks: dict[int, int] = {}
+
+
+def mark_thread() -> None:
+    """Lets :func:`return_freed_memory` return memory that the C library keeps for this thread, also after the thread has ended. Later calls do nothing.
+
+    The GNU C library takes the blocks of each thread from an arena, which may outlive the thread. ``malloc_trim`` returns the free pages between the blocks
+    of all arenas, but free pages at the end only of the main thread's. The end of another arena is returned when a block of that arena is freed. So a marked
+    thread has a block, of which any thread can free a part.
+    """
+    thread = threading.get_ident()
+    if thread not in _marks:
+        malloc = ctypes.CDLL(None).malloc
+        malloc.restype = ctypes.c_void_p
+        address = malloc(ctypes.c_size_t(_MARK))
+        if address:
+            _marks[thread] = address
+
+
+def _return_ends() -> None:
+    """Returns the free ends of the arenas of marked threads, unless the user has set limits or the process uses another C library."""
+    library = ctypes.CDLL(None)
+    if not _marks or not hasattr(library, "mallopt") or _is_set_by_user():
+        return
+    library.realloc.restype = ctypes.c_void_p
+    with _changing:
+        library.mallopt(_RETURNED, 128 << 10)
+        for thread, address in [*_marks.items()]:
+            for size in (_SMALLER, _MARK):
+                address = library.realloc(ctypes.c_void_p(address), ctypes.c_size_t(size)) or address
+            _marks[thread] = address
+        if _is_limited:
+            _set_limits()
+        else:  # the values that the library's own adaptation reaches
+            library.mallopt(_OWN_PAGES, _USUAL)
+            library.mallopt(_RETURNED, 2 * _USUAL)
 
 
 #: Growth in bytes for which :func:`return_growth` returns memory. The step after it takes new pages: in models with smaller tables, that cost more than
@@ -89,6 +133,9 @@ _TUNABLES = ("glibc.malloc.mmap_threshold=", "glibc.malloc.trim_threshold=")
 #: lock. The lock is reentrant, because a garbage collection may call the second function within the first.
 _asking, _keeping, _changing = 0, False, threading.RLock()
 
+#: True if :func:`_set_limits` has ended the library's adaptation.
+_is_limited = False
+
 
 def return_freed_blocks() -> None:
     """Makes the C library return freed large blocks to the system, until :func:`end_return_of_freed_blocks` is called as often.
@@ -135,9 +182,11 @@ def _is_set_by_user() -> bool:
 
 def _set_limits() -> None:
     """Sets the two options, unless the user has set one or the process uses another C library."""
+    global _is_limited
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None or _is_set_by_user():
         return
+    _is_limited = True
     keeps = _keeping and not _asking
     if not set_option(_OWN_PAGES, _SMALLEST if _asking else _LARGEST if keeps else _USUAL):
         set_option(

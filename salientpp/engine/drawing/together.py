@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from salientpp.ops import mark_thread
 from salientpp.processes import Threads
 from salientpp.sampling.in_rounds import Round, answer_joined
 from salientpp.sampling.packets import NO_BYTES, pack, unpack
@@ -47,6 +48,7 @@ def draw_together(
     """
     # A thread that draws keeps a table with an entry for each vertex. This one ends with the call, and its table with it.
     thread = Threads(1, "salientpp-draw")
+    thread.submit(mark_thread).result()
     found: dict[int, Any] = {}
     waiting: dict[int, Round] = {}
     remaining, is_last, number = iter(drawings), False, 0

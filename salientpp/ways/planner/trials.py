@@ -11,6 +11,8 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.price import price_of
 from salientpp.engine.producer import Drawn
 from salientpp.engine.way import Price, TiersByType, Way
+from salientpp.ops import mark_thread
+from salientpp.processes import Threads
 from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.fetch import places_of
 
@@ -85,6 +87,9 @@ class Trials:
         for way in ways:
             tiers = way.choose(basis, tiers)
         look_up = partial(places_of, tiers, source.exchanged, repeats=basis.repeats)
-        tried = [Drawn.of(mfg, ways, look_up) for mfg in self._mfgs]
+        # A thread keeps memory for the look-ups of its largest batch. This one ends with the call, and its memory with it.
+        thread = Threads(1, "salientpp-price")
+        thread.submit(mark_thread).result()
+        tried = [thread.submit(Drawn.of, mfg, ways, look_up).result() for mfg in self._mfgs]
         id_bytes, seconds = source.exchange.wire_dtype.itemsize, self.batch.edges * seconds_per_edge
         return price_of(tried, tiers, source.row_bytes, id_bytes, ways, seconds), tiers

@@ -1,0 +1,103 @@
+"""Laws of memory that the C library keeps: what threads freed returns to the system, and a loader with a budget returns it after each epoch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from own_pages import needs_counts_of_blocks
+
+import salientpp
+from salientpp import NeighborLoader, ops
+from salientpp.datasets import synthetic
+
+MIB = 2**20
+
+
+def anonymous_bytes() -> int:
+    """Returns the resident bytes of this process that no file has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def kept(rank: int) -> int:
+    """Returns the bytes that the process keeps of 30 MiB that a thread took and freed, after the thread has ended."""
+    torch.empty(20 * MIB, dtype=torch.uint8).fill_(1)  # blocks of up to 20 MiB then come from arenas
+
+    def work() -> None:
+        ops.mark_thread()
+        held = [torch.empty(MIB, dtype=torch.uint8).fill_(1) for _ in range(30)]
+        del held
+
+    gc.collect()
+    ops.return_freed_memory()
+    before = anonymous_bytes()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    ops.return_freed_memory()
+    return anonymous_bytes() - before
+
+
+@needs_counts_of_blocks
+def test_memory_that_an_ended_thread_freed_returns_to_the_system():
+    [still] = distributed.run(kept, 1)
+    assert still < 10 * MIB
+
+
+@needs_counts_of_blocks
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_limits_of_the_user_stay_when_memory_of_threads_returns(monkeypatch, name):
+    def called(*args: int) -> int:
+        raise AssertionError("the C library was asked to change a limit")
+
+    memory = sys.modules["salientpp.ops.memory"]
+    ops.mark_thread()
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=called, malloc_trim=lambda pad: 1))
+    monkeypatch.setenv(name, "1000000")
+    ops.return_freed_memory()
+
+
+def returns_by_epoch(rank: int, root: str, options: dict[str, Any], ticks: int = 10**9) -> list[int]:
+    """Returns how often memory was returned until the end of each of three epochs, of which the second is left early.
+
+    Args:
+        ticks: number of ticks after which memory is returned within an epoch.
+    """
+    found: list[int] = []
+    returned: list[int] = []
+    producer: Any = sys.modules["salientpp.engine.producer"]
+    producer._TICKS = ticks
+    producer.return_freed_memory = lambda: returned.append(os.getpid())
+    loader = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=8, **options)
+    for most in (1000, 1, 1000):
+        for _, _ in zip(range(most), loader):
+            pass
+        gc.collect()
+        loader.engine.close()
+        found.append(len(returned))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loader_with_a_budget_returns_freed_memory_after_each_epoch(tmp_path, ranks):
+    data = synthetic(num_vertices=400, num_features=4, train_fraction=0.5)
+    salientpp.partition(data, ranks, tmp_path / "parts", [3, 2], 8, refine=False)
+    for options, expected in (({"memory": "1kB"}, [1, 2, 3]), ({"replication_factor": 0.1}, [0, 0, 0])):
+        assert distributed.run(returns_by_epoch, ranks, str(tmp_path / "parts"), options) == [expected] * ranks
+
+
+def test_a_loader_with_a_budget_returns_freed_memory_within_long_epochs(tmp_path):
+    data = synthetic(num_vertices=400, num_features=4, train_fraction=0.5)
+    salientpp.partition(data, 2, tmp_path / "parts", [3, 2], 8, refine=False)
+    for found in distributed.run(returns_by_epoch, 2, str(tmp_path / "parts"), {"memory": "1kB"}, 5):
+        first, second, third = (after - before for before, after in zip([0, *found], found))
+        assert first > 2 and third > 2 and second >= 1, found
