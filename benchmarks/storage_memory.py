@@ -1,11 +1,13 @@
 """Measures the memory of ranks in jobs with storage ranks, for ``bench_storage.py``.
 
 :func:`of_trainers`: two ranks train with a memory budget, on a large graph that two ranks store, with the topology in parts. *Beyond libraries* is the resident
-memory of a process minus what it had before it opened the graph. A first job on a small graph in the same process has loaded all libraries by then. The law:
-without the memory of batches on their way, it never exceeds the budget in an epoch. Rows of that memory are ``batches`` and ``exchange`` of
-``memory_used()`` at the same moment. Each batch that is drawn, in the pipeline or in the loop also counts the ids and edges of the largest sample.
-The budget includes the ids of cached rows, the seeds and the table of the thread that draws. The figures also name pages that are mapped from files. A first
-job computes the inclusion probabilities of the joined parts, which the directory keeps. A second job is measured.
+memory of a process minus what it had before it opened the graph. A first job on a small graph in the same process has loaded all libraries by then. A first
+job on the large graph computes the inclusion probabilities of the joined parts, which the directory keeps. A second job does not. Both are measured.
+
+The law: the highest memory in an epoch is at most the budget and the most memory that batches in flight take. After the epoch, it is at most the budget and
+the pools of buffers, which stay. Memory of batches in flight has two parts. One are the pools, ``batches`` and ``exchange`` of ``memory_used()``, in full.
+The other are blocks of the C library that are in use while batches are in flight, and not after the epoch. Everything else must fit into the budget: rows in
+the cache, their ids, seeds, tables and working memory of threads, freed memory that the C library keeps, and pages that are mapped from files.
 
 :func:`of_slow_trainer`: a rank trains on one rank's rows with fanouts [50, 50], and sleeps after each batch or does not. The law: the anonymous memory of the
 rank that stores does not grow from batch to batch, and is no larger if the other rank sleeps.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import ctypes
 import gc
 import itertools
 import os
@@ -57,7 +60,10 @@ def of_trainers(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     row = {
         "vertices": part.num_vertices,
         "edges": part.num_edges,
-        "over_law_bytes_with_vip": max(of_rank["over_law_bytes"] for of_rank in first[:TRAINERS]),
+        **{
+            f"{name}_with_vip": max(of_rank[name] for of_rank in first[:TRAINERS])
+            for name in ("over_law_bytes", "over_law_bytes_after")
+        },
         **max(found[:TRAINERS], key=lambda of_rank: of_rank["over_law_bytes"]),
         "storage_anonymous_bytes": max(each.anonymous for samples in found[TRAINERS:] for each in samples.values()),
     }
@@ -89,33 +95,34 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
         loader = NeighborLoader(part, FANOUTS, "train", memory=budget, **options)
     while_made, made = watch.peak() - libraries, resident() - libraries
     reset_peak()
-    samples = [_sample_bytes(batch) for batch in itertools.islice(loader, 10)]
 
-    def in_flight() -> int:
-        rows = sum(loader.memory_used()[name] for name in ("batches", "exchange"))
-        return rows + max(samples) * (1 + sum(loader.engine.queued))
+    def in_flight_or_kept() -> int:
+        return pools(loader) + blocks_in_use()
 
-    with Watch(in_flight) as watch:
+    with Watch(in_flight_or_kept) as watch:
         for batch in itertools.islice(loader, batches):
-            samples.append(_sample_bytes(batch))
+            del batch
         peak, held, stats = resident_bytes(peak=True) - libraries.total, loader.memory_used(), loader.stats()
-    in_epoch = max((sample - libraries for sample in watch.samples.values()), key=lambda sample: sample.beside)
-    beside = {
-        "ids_of_cache_bytes": 8 * len(loader.cache),
-        "seeds_bytes": 16 * len(part.split("train")),
-        "tables_of_drawing_bytes": min(4 * part.num_vertices, 2**29),  # of the thread that draws
-    }
+    loader.engine.close()  # waits until the ranks have left the epoch
+    after, kept = resident() - libraries, blocks_in_use()
+    in_flight = max(sample.in_flight for sample in watch.samples.values()) - kept
+    highest = max((sample - libraries for sample in watch.samples.values()), key=lambda sample: sample.total)
+    beside = loader.plan().beside
     return {
         "libraries": asdict(libraries),
         "while_made": asdict(while_made),
         "made": asdict(made),
-        "in_epoch": asdict(in_epoch),
+        "in_epoch": asdict(highest),
+        "after_epoch": asdict(after),
         "beyond_libraries_bytes": peak,
         "budget_bytes": budget,
-        "over_law_bytes": in_epoch.beside - budget,
-        **beside,
+        "in_flight_bytes": in_flight,
+        "pools_bytes": pools(loader),
+        "over_law_bytes": peak - in_flight - budget,
+        "over_law_bytes_after": after.total - pools(loader) - budget,
+        "beside_bytes": beside,
         "cached_bytes": held["cache"],
-        "other_anonymous_bytes": in_epoch.beside - in_epoch.mapped - held["cache"] - sum(beside.values()),
+        "other_bytes": peak - in_flight - highest.mapped - held["cache"] - beside,
         "memory_used": held,
         "batches": stats.batches,
         "rows_cache": stats.rows_cache,
@@ -124,8 +131,26 @@ def train_within(parts: list[Any], batch_size: int, budget: int, batches: int) -
     }
 
 
-def _sample_bytes(batch: Any) -> int:
-    return batch.n_id.nbytes + batch.edge_index.nbytes + batch.e_id.nbytes
+def pools(loader: NeighborLoader) -> int:
+    """Returns the bytes of the pools of buffers."""
+    return sum(loader.memory_used()[name] for name in ("batches", "exchange"))
+
+
+class _Blocks(ctypes.Structure):
+    """Result of ``mallinfo2`` of the GNU C library (2.33). Blocks with pages of their own are counted in ``hblkhd``, others in ``uordblks``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]  # fmt: skip
+
+
+def blocks_in_use() -> int:
+    """Returns the bytes of the blocks that the C library has given to this process, without freed ones."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _Blocks
+    found = library.mallinfo2()
+    return found.hblkhd + found.uordblks
 
 
 def of_slow_trainer(root: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -168,18 +193,13 @@ class Resident:
     """Resident bytes of this process. Pages that belong to no file are anonymous. ``mapped`` pages belong to files, and the system can take them back.
 
     Attributes:
-        in_flight: bytes of batches on their way, as the loader counts them.
+        in_flight: bytes of batches on their way, and of everything else that is counted with them.
     """
 
     anonymous: int
     mapped: int
     shared: int
     in_flight: int = 0
-
-    @property
-    def beside(self) -> int:
-        """Bytes that batches on their way do not take."""
-        return self.total - self.in_flight
 
     @property
     def total(self) -> int:
@@ -204,7 +224,7 @@ class Watch:
     """Takes the memory of this process several times a second, while the ``with`` block lasts.
 
     Args:
-        in_flight: gives the bytes of batches on their way.
+        in_flight: gives :attr:`Resident.in_flight`.
 
     Attributes:
         samples: time -> memory.

@@ -43,30 +43,32 @@ def draw_links(result: Row) -> str:
 def draw_memory(result: Row) -> str:
     """Draws what the memory of a rank that trains consists of, at its peak."""
     found = result["memory"]
-    epoch = found["in_epoch"]
-    total = epoch["anonymous"] + epoch["mapped"] + epoch["shared"]
+    pools = found["pools_bytes"]
     lines = [
         ["budget (`memory=`)", found["budget_bytes"]],
         ["rows in the cache, with their index", found["cached_bytes"]],
-        ["ids of these rows", found["ids_of_cache_bytes"]],
-        ["seeds and their order", found["seeds_bytes"]],
-        ["table of the thread that draws", found["tables_of_drawing_bytes"]],
-        ["pages mapped from files", epoch["mapped"]],
-        ["other", found["other_anonymous_bytes"]],
-        ["all of these but the budget, without batches", total - epoch["in_flight"]],
-        ["batches in flight", epoch["in_flight"]],
+        ["ids of these rows, seeds, and memory of threads, as planned", found["beside_bytes"]],
+        ["pages mapped from files", found["in_epoch"]["mapped"]],
+        ["other", found["other_bytes"]],
+        ["all of these but the budget, without batches", found["beyond_libraries_bytes"] - found["in_flight_bytes"]],
+        ["batches in flight: pools of buffers", pools],
+        ["batches in flight: smaller tensors", found["in_flight_bytes"] - pools],
     ]
     text = (
-        f"**Memory of a rank that trains**, beyond that of libraries. It is the highest of samples that were taken every 0.05 s in an epoch. The graph has "
-        f"{found['vertices']:,} vertices with rows of {found['row_bytes']} bytes, and {found['edges']:,} edges in parts. Fan-outs {result['fanouts']}, "
-        f"{result['batch_size']} seeds."
+        f"**Memory of a rank that trains**, beyond that of libraries, at its peak in an epoch. The graph has {found['vertices']:,} vertices with rows of "
+        f"{found['row_bytes']} bytes, and {found['edges']:,} edges in parts. Fan-outs {result['fanouts']}, {result['batch_size']} seeds. Pools count whole, so "
+        "*other* is reduced by those of their pages that no batch has touched."
     )
-    after = (
-        f"Without batches, this is {found['over_law_bytes'] / _MB:,.0f} MB more than the budget. In the first job on a directory, which computes the inclusion "
-        f"probabilities of joined parts, it is {found['over_law_bytes_with_vip'] / _MB:,.0f} MB more."
+    over = [found[f"over_law_bytes{end}"] for end in ("", "_after", "_with_vip", "_after_with_vip")]
+    at_peak, after, first_at_peak, first_after = (
+        f"{abs(number) / _MB:,.0f} MB {'more' if number > 0 else 'less'} than the budget" for number in over
+    )
+    last = (
+        f"Without batches, this is {at_peak}. After the epoch, memory without the pools is {after}. In the first job on a directory, which computes the "
+        f"inclusion probabilities of joined parts, these are {first_at_peak} and {first_after}."
     )
     return joined(
-        text, table(["", "MB"], [[name, f"{value / _MB:,.1f}"] for name, value in lines]), after, source(result)
+        text, table(["", "MB"], [[name, f"{value / _MB:,.1f}"] for name, value in lines]), last, source(result)
     )
 
 

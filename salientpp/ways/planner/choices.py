@@ -18,6 +18,7 @@ from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.shape import check_lookahead
 from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.planner.trials import Trials
 from salientpp.ways.sums.plan import REDUCTIONS
 from salientpp.ways.sums.way import SumsOfRows
 
@@ -123,12 +124,17 @@ def index_bytes_of(num_vertices: int, num_parts: int) -> int:
 #: Bytes of a rank's memory for each of its seeds: its id, and its place in the order of an epoch.
 _SEED_BYTES = 16
 
+#: Working memory of a thread, in bytes for each vertex and each edge of a batch. It stays when batches are gone. Kernels keep 52 bytes for each vertex
+#: (csrc/store/look_up.cpp, csrc/sampling/join_drawn.cpp, merge_lists.cpp). The rest are short-lived tensors, whose memory the C library keeps: ids as they
+#: travel, and for each edge its source and its ends while a hop is joined.
+_VERTEX_BYTES, _EDGE_BYTES = 64, 24
+
 
 class Beside(NamedTuple):
     """Needs besides copies that the budget of a host that only trains includes. So the budget is for all memory of the host but that of batches.
 
     Attributes:
-        tables: bytes of the seeds, and of the tables of the threads that draw.
+        tables: bytes of the seeds, of the tables of the threads that draw, and of the working memory of these threads and of the one that drives the pipeline.
         num_rows, row_bytes: number of the rows that may be cached, and bytes of the smallest. They bound the ids of cached rows. 0: ids are not included.
     """
 
@@ -138,17 +144,22 @@ class Beside(NamedTuple):
 
     @classmethod
     def of(cls, basis: Basis) -> Beside:
-        """Returns the values of a rank. They are 0 unless other ranks store its rows."""
+        """Returns the values of a rank. They are 0 unless other ranks store its rows. Collective, because trial batches are drawn."""
         source, placement = basis.source, basis.epochs.placement
         books = [source.books[type_] for type_ in source.travelling]
-        if not (placement.num_storage_ranks and placement.logical_ranks and books):
+        if not (placement.num_storage_ranks and books):
+            return cls()
+        batch = Trials(basis).batch
+        if not placement.logical_ranks:
             return cls()
         # Threads find the vertices of trees, and those of very large graphs, in a table of the batch.
         table = 4 * sum(book.num_vertices for book in source.books.values())
         has_tables = table <= MAP_BUDGET_BYTES and not getattr(source.sampler, "disjoint", False)
         inputs: Any = source.seeds.inputs
         num_seeds = inputs.node.numel() if isinstance(inputs, NodeSamplerInput) else inputs.row.numel()
+        working = int(_VERTEX_BYTES * batch.vertices + _EDGE_BYTES * batch.edges)
         of_rank = has_tables * table * max(1, basis.num_workers) + _SEED_BYTES * num_seeds
+        of_rank += working * (1 + basis.num_workers)
         return cls(
             of_rank * basis.ranks_on_host,
             sum(book.num_vertices for book in books),
