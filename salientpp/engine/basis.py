@@ -41,7 +41,7 @@ class Basis:
         zero_copy: if True, the device reads the host's rows in place.
         repeats: True if a batch may hold a vertex several times, as sampled trees do.
         marks_sizes: True if ``torch.compile`` is told which sizes of a batch change.
-        has_budget: True if the loader keeps within a memory budget.
+        has_budget: True if all memory of the process but its batches must stay within the budget of the loader.
     """
 
     comm: Comm

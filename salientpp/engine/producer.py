@@ -228,7 +228,7 @@ class Producer:
             self.return_freed_memory()
 
     def return_freed_memory(self) -> None:
-        """Returns freed memory to the system, if the loader keeps within a budget. Called after an epoch, and from time to time in it.
+        """Returns freed memory to the system, if this rank only trains, within a budget. Called after an epoch, and from time to time in it.
 
         The C library keeps the memory of smaller tensors that batches had. Later batches use it again, but never all of it.
         """

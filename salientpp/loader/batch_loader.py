@@ -213,7 +213,7 @@ class BatchLoader(PlannedLoader):
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
             pin_memory=bool(self.pin_memory), zero_copy=options.device_rows_zero_copy, marks_sizes=options.pad is None,
             repeats=getattr(source.sampler, "disjoint", False) or options.logical_ranks_join,
-            transform_sampler_output=options.transform_sampler_output, has_budget=options.memory is not None,
+            transform_sampler_output=options.transform_sampler_output, has_budget=options.memory is not None and prepared.placement.num_storage_ranks > 0,
         )  # fmt: skip
 
     def _mean_batch_size(self, prepared: _Prepared) -> int:
