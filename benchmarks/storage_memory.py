@@ -6,8 +6,8 @@ job on the large graph computes the inclusion probabilities of the joined parts,
 
 The law: the highest memory in an epoch is at most the budget and the most memory that batches in flight take. After the epoch, it is at most the budget and
 the pools of buffers, which stay. Memory of batches in flight has two parts. One are the pools, ``batches`` and ``exchange`` of ``memory_used()``, in full.
-The other are blocks of the C library that are in use while batches are in flight, and not after the epoch. Everything else must fit into the budget: rows in
-the cache, their ids, seeds, tables and working memory of threads, freed memory that the C library keeps, and pages that are mapped from files.
+The other are blocks of the C library that are in use while batches are in flight, and not after the epoch. Everything else must fit into the budget. That is
+rows in the cache, their ids, seeds, tables and working memory of threads, freed memory that the C library keeps, and mapped pages of files.
 
 :func:`of_slow_trainer`: a rank trains on one rank's rows with fanouts [50, 50], and sleeps after each batch or does not. The law: the anonymous memory of the
 rank that stores does not grow from batch to batch, and is no larger if the other rank sleeps.
