@@ -170,7 +170,7 @@ RULES: dict[str, Rule] = dict(
         *_names("bernoulli bernoulli_ uniform_ normal_ exponential_ geometric_ log_normal_ cauchy_ random_", pointwise),
         # Functions that read a number of rows for a shape are followed where they are called.
         *_names("new_empty new_zeros new_ones new_full", lambda op: NO_VALUES),
-        *_names("new_empty_strided sym_size sym_numel sym_stride is_same_size", lambda op: NO_VALUES),
+        *_names("new_empty_strided sym_size sym_numel sym_stride", lambda op: NO_VALUES),
         *_names(
             "_softmax _log_softmax sum mean amax amin max min var std var_mean linalg_vector_norm norm cumsum logsumexp argmax prod cat",
             _along("dim"),

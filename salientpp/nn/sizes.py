@@ -114,6 +114,20 @@ for _name in _HARMFUL.split():
     setattr(RowCount, f"__{_name}__", _harmful(f"__{_name}__"))
 
 
+class _Stored(int):
+    """Number of rows in the memory of a :class:`Shape`. A ``torch.Size`` that is compared with the shape takes it from there."""
+
+    count: Callable[[], RowCount]
+
+    def __eq__(self, other: object) -> bool:
+        return self.count() == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.count() != other
+
+    __hash__ = int.__hash__
+
+
 class Shape(tuple[int, ...]):
     """Shape of a tensor whose dimension ``lead`` counts followed rows. Reading that dimension gives a :class:`RowCount`."""
 
@@ -122,7 +136,9 @@ class Shape(tuple[int, ...]):
     read: Callable[[int, int], RowCount]
 
     def __new__(cls, values: Any, lead: int, nodes: int, read: Callable[[int, int], RowCount]) -> Shape:
-        self = super().__new__(cls, values)
+        number, stored = int(values[lead]), _Stored(values[lead])
+        stored.count = lambda: read(number, nodes)
+        self = super().__new__(cls, (*values[:lead], stored, *values[lead + 1 :]))
         self.lead, self.nodes, self.read = lead, nodes, read
         return self
 
