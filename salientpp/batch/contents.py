@@ -26,7 +26,7 @@ class Contents:
     Args:
         data: the object. Another thread may set and delete its attributes at the same time.
         former: earlier contents. The new contents learn from them which of the unchanged attributes belong to vertices and which to edges.
-        changed: attributes, as (type, name), that the new contents leave out.
+        changed: attributes, as (type, name), whose values in the new contents are unknown, and not those of the object.
 
     Attributes:
         whole: a shallow copy of the object at that moment, for threads to read.
@@ -40,10 +40,9 @@ class Contents:
         _keep_kinds(self.whole, None if former is None else former.whole)
         #: (type, name) -> (value, state that tells whether the value was written to)
         self._entries: dict[Column, tuple[object, object]] = {
-            (store._key, name): (value, _state_of(value))
+            (store._key, name): (_OTHER, None) if (store._key, name) in changed else (value, _state_of(value))
             for store in self.whole.stores
             for name, value in store._mapping.items()
-            if (store._key, name) not in changed
         }
         # Holding the storage keeps its memory from being reused for another tensor, which would look the same.
         self._memory = {
@@ -112,6 +111,7 @@ class Contents:
         return same and value is former
 
 
+_OTHER = object()  #: a value that no attribute has
 _NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
 
 

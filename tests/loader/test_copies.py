@@ -116,6 +116,15 @@ def test_a_copy_gives_what_the_user_wrote_to_the_data_before(kind, in_place, cop
 
 
 @ALL_COPIES
+def test_a_copy_forgets_an_attribute_that_was_written_to_before_and_deleted_after(copied):
+    loader = LOADERS["data"]()
+    loader.data.x = loader.data.x + 1  # the loader has taken rows from the tensor before
+    other = copied(loader)
+    del other.data.x
+    assert all("x" not in batch for batch in other)
+
+
+@ALL_COPIES
 @pytest.mark.parametrize("options", [{}, {"pad": "bucket"}], ids=str)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_copy_and_its_original_do_not_change_each_other(kind, options, copied):
