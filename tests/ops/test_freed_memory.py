@@ -1,4 +1,4 @@
-"""Laws of memory that the C library keeps: what threads freed returns to the system, and a loader with a budget returns it after each epoch."""
+"""Laws of memory that the C library keeps: what threads freed returns to the system, and a rank that only trains within a budget returns it after each epoch."""
 
 from __future__ import annotations
 
@@ -66,10 +66,14 @@ def test_limits_of_the_user_stay_when_memory_of_threads_returns(monkeypatch, nam
     ops.return_freed_memory()
 
 
-def returns_by_epoch(rank: int, root: str, options: dict[str, Any], ticks: int = 10**9) -> list[int]:
+def returns_by_epoch(
+    rank: int, root: str, storage: int, trainers: int, options: dict[str, Any], ticks: int = 10**9
+) -> list[int]:
     """Returns how often memory was returned until the end of each of three epochs, of which the second is left early.
 
     Args:
+        storage: number of ranks that only store. For them, the result is how often they returned memory in all.
+        trainers: number of other ranks.
         ticks: number of ticks after which memory is returned within an epoch.
     """
     found: list[int] = []
@@ -77,7 +81,11 @@ def returns_by_epoch(rank: int, root: str, options: dict[str, Any], ticks: int =
     producer: Any = sys.modules["salientpp.engine.producer"]
     producer._TICKS = ticks
     producer.return_freed_memory = lambda: returned.append(os.getpid())
-    loader = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=8, **options)
+    part = salientpp.load(root, storage_ranks=storage)
+    if rank >= trainers:
+        salientpp.serve(part)
+        return [len(returned)]
+    loader = NeighborLoader(part, [3, 2], "train", batch_size=8, **options)
     for most in (1000, 1, 1000):
         for _, _ in zip(range(most), loader):
             pass
@@ -87,17 +95,30 @@ def returns_by_epoch(rank: int, root: str, options: dict[str, Any], ticks: int =
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_loader_with_a_budget_returns_freed_memory_after_each_epoch(tmp_path, ranks):
+def returns(root: Path, storage: int, *args: Any) -> list[list[int]]:
+    """Returns the returns of two ranks that train, and of others that store."""
     data = synthetic(num_vertices=400, num_features=4, train_fraction=0.5)
-    salientpp.partition(data, ranks, tmp_path / "parts", [3, 2], 8, refine=False)
-    for options, expected in (({"memory": "1kB"}, [1, 2, 3]), ({"replication_factor": 0.1}, [0, 0, 0])):
-        assert distributed.run(returns_by_epoch, ranks, str(tmp_path / "parts"), options) == [expected] * ranks
+    salientpp.partition(data, 2, root / "parts", [3, 2], 8, refine=False)
+    return distributed.run(returns_by_epoch, 2 + storage, str(root / "parts"), storage, 2, *args)
 
 
-def test_a_loader_with_a_budget_returns_freed_memory_within_long_epochs(tmp_path):
-    data = synthetic(num_vertices=400, num_features=4, train_fraction=0.5)
-    salientpp.partition(data, 2, tmp_path / "parts", [3, 2], 8, refine=False)
-    for found in distributed.run(returns_by_epoch, 2, str(tmp_path / "parts"), {"memory": "1kB"}, 5):
+@pytest.mark.parametrize(
+    ("storage", "options", "expected"),
+    [
+        (2, {"memory": "1kB"}, [[1, 2, 3]] * 2 + [[0]] * 2),
+        (2, {"replication_factor": 0.1}, [[0, 0, 0]] * 2 + [[0]] * 2),
+        (0, {"memory": "1kB"}, [[0, 0, 0]] * 2),
+    ],
+)
+def test_a_rank_that_only_trains_within_a_budget_returns_freed_memory_after_each_epoch(
+    tmp_path, storage, options, expected
+):
+    assert returns(tmp_path, storage, options) == expected
+
+
+def test_a_rank_that_only_trains_within_a_budget_returns_freed_memory_within_long_epochs(tmp_path):
+    *trained, stored = returns(tmp_path, 1, {"memory": "1kB"}, 5)
+    assert stored == [0]
+    for found in trained:
         first, second, third = (after - before for before, after in zip([0, *found], found))
         assert first > 2 and third > 2 and second >= 1, found
