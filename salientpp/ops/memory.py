@@ -133,6 +133,10 @@ _TUNABLES = ("glibc.malloc.mmap_threshold=", "glibc.malloc.trim_threshold=")
 #: lock. The lock is reentrant, because a garbage collection may call the second function within the first.
 _asking, _keeping, _changing = 0, False, threading.RLock()
 
+if hasattr(os, "register_at_fork"):
+    # A child would wait for the lock forever, and would know a block by its old address.
+    os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_changing.release)
+
 #: True if :func:`_set_limits` has ended the library's adaptation.
 _is_limited = False
 

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,29 @@ def test_limits_of_the_user_stay_when_memory_of_threads_returns(monkeypatch, nam
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=called, malloc_trim=lambda pad: 1))
     monkeypatch.setenv(name, "1000000")
     ops.return_freed_memory()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_blocks_are_moved_knows_where_they_are(monkeypatch):
+    memory, moving = sys.modules["salientpp.ops.memory"], threading.Event()
+
+    def moved(address: Any, size: Any) -> int:
+        moving.set()
+        time.sleep(0.1)  # the other thread forks
+        return 2
+
+    library = SimpleNamespace(mallopt=lambda option, value: 1, malloc_trim=lambda pad: 1, realloc=moved)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(memory, "_marks", {0: 1})
+    monkeypatch.setattr(memory, "_is_set_by_user", lambda: False)
+    thread = threading.Thread(target=ops.return_freed_memory)
+    thread.start()
+    assert moving.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if memory._changing.acquire(blocking=False) and memory._marks == {0: 2} else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
 
 
 def returns_by_epoch(
