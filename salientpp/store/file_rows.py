@@ -180,8 +180,11 @@ class UnmappedRows:
 
     @classmethod
     def of(cls, sources: Mapping[Key, RowSource]) -> dict[Key, RowSource]:
-        """Returns sources with the same rows. Sources that are not entirely memory-mapped are returned as they are."""
-        files = FileRows.of(sources, cached=True)
+        """Returns sources with the same rows. Those that are not entirely memory-mapped are returned as they are, and all if their files cannot be opened."""
+        try:
+            files = FileRows.of(sources, cached=True)
+        except OSError:  # more parts than a process may open files
+            return dict(sources)
         return {name: cls(rows, files[name]) if name in files else rows for name, rows in sources.items()}
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:

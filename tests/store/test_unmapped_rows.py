@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import resource
 
 import numpy as np
 import pytest
@@ -40,3 +42,20 @@ def test_reading_rows_adds_no_pages_of_their_files_to_the_process(tmp_path):
 def test_rows_in_memory_stay_as_they_are():
     rows = TensorRows(torch.arange(10))
     assert UnmappedRows.of({"y": rows}) == {"y": rows}
+
+
+def test_rows_of_more_files_than_the_process_may_open_stay_mapped(tmp_path):
+    rows = torch.arange(100)
+    for number, piece in enumerate(rows.split(20)):
+        np.save(tmp_path / f"{number}.npy", piece.numpy())
+    mapped = JoinedRows([torch.from_numpy(np.load(path, mmap_mode="c")) for path in sorted(tmp_path.iterdir())])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_one = os.open(tmp_path, os.O_RDONLY)
+    os.close(next_one)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + 3, hard))
+        found = UnmappedRows.of({"y": mapped})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == {"y": mapped}
+    assert isinstance(UnmappedRows.of({"y": mapped})["y"], UnmappedRows)

@@ -111,7 +111,7 @@ class MemoryPlan:
         ]
         yield f"copies per host: {' + '.join(of_host) or 'none'}, of {format_bytes(self.memory)}."
         if self.beside:
-            yield f"{format_bytes(self.beside)} of the budget are for ids of cached rows, seeds, and tables of threads that draw."
+            yield f"{format_bytes(self.beside)} of the budget are for ids of cached rows, seeds, and memory of threads."
         if self.device_memory or "device" in chosen.memory:
             yield f"copies on the device: {format_bytes(chosen.memory.get('device', 0))} of {format_bytes(self.device_memory)}."
         if self.exceeds:
