@@ -74,9 +74,10 @@ struct Group {
 
   void clear(int64_t most) {
     if (capacity < most) {
-      capacity = most + most / 4;
-      position.reset(new int64_t[static_cast<size_t>(capacity)]);
-      row.reset(new int64_t[static_cast<size_t>(capacity)]);
+      const int64_t more = most + most / 4;
+      position.reset(new int64_t[static_cast<size_t>(more)]);
+      row.reset(new int64_t[static_cast<size_t>(more)]);
+      capacity = more;  // last, because the memory may be missing
     }
     size = 0;
   }
