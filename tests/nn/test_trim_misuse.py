@@ -244,7 +244,7 @@ def comparing(asks, batch):
         lambda m, x, h: h.shape == x.shape,
         lambda m, x, h: x.shape == h.shape,  # torch.Size compares first
         lambda m, x, h: h.shape in [torch.Size([m.number, WIDTH])],
-        lambda m, x, h: not torch.Size([m.number, WIDTH]) != h[:, :].shape[:],
+        lambda m, x, h: torch.Size([m.number, WIDTH]) != h[:, :].shape[:],
         lambda m, x, h: h.is_same_size(x),
         lambda m, x, h: h.size(0) == m.number,
         lambda m, x, h: 2 * h.size(0) - x.size(0) == h.size(0),
