@@ -208,13 +208,12 @@ class BatchLoader(PlannedLoader):
 
     def _make_basis(self, comm: Comm, prepared: _Prepared) -> Basis:
         source, options, placement = prepared.source, prepared.options, prepared.placement
-        only_trains = placement.num_storage_ranks > 0 and len(placement.logical_ranks) > 0
         return Basis(
             comm, source, self._bookmark.epochs, self.device, self._mean_batch_size(prepared), self._hosts,
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
             pin_memory=bool(self.pin_memory), zero_copy=options.device_rows_zero_copy, marks_sizes=options.pad is None,
-            repeats=getattr(source.sampler, "disjoint", False) or options.logical_ranks_join,
-            transform_sampler_output=options.transform_sampler_output, has_budget=only_trains and options.memory is not None,
+            repeats=getattr(source.sampler, "disjoint", False) or options.logical_ranks_join, transform_sampler_output=options.transform_sampler_output,
+            has_budget=options.memory is not None and placement.num_storage_ranks > 0 and bool(placement.logical_ranks),
         )  # fmt: skip
 
     def _mean_batch_size(self, prepared: _Prepared) -> int:
