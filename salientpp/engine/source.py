@@ -134,9 +134,14 @@ def open_data(
         raise ValueError(
             "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data have the class of the Data"
         )
-    if custom_cls is not None and not (isinstance(custom_cls, type) and issubclass(custom_cls, (Data, HeteroData))):
+    if isinstance(custom_cls, type):
+        makes_batches = issubclass(custom_cls, (Data, HeteroData))
+    else:  # as in PyG, it may be a function. A batch can be called too, but makes none
+        makes_batches = callable(custom_cls) and not isinstance(custom_cls, (Data, HeteroData))
+    if custom_cls is not None and not makes_batches:
         raise ValueError(
-            f"custom_cls must be Data, HeteroData or a class that derives from one of them, got {custom_cls!r}; leave it out for Data or HeteroData"
+            f"custom_cls must be Data, HeteroData, a class that derives from one of them, or a function that makes one, got {custom_cls!r}; leave it out for "
+            "Data or HeteroData"
         )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
     left = columns

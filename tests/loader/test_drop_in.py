@@ -655,8 +655,10 @@ def test_custom_cls_is_the_class_of_batches_from_stores():
     assert type(next(iter(NeighborLoader(stores(hetero()), [2], "paper", custom_cls=Papers)))) is Papers
     with pytest.raises(ValueError, match="custom_cls is for a pair of FeatureStore and GraphStore"):
         NeighborLoader(graph(), [2], TEN, custom_cls=Citations)
+    made = next(iter(NeighborLoader(stores(graph()), [2], TEN, custom_cls=lambda: Citations(name="cora"))))
+    assert type(made) is Citations and made.name == "cora", "PyG calls it, so it may be a function"
     for other in ({"x": None}, True, dict, Citations()):
-        with pytest.raises(ValueError, match="custom_cls must be Data, HeteroData or a class that derives from one of"):
+        with pytest.raises(ValueError, match="custom_cls must be Data, HeteroData, a class that derives from one of"):
             NeighborLoader(stores(graph()), [2], TEN, custom_cls=other)
 
 
