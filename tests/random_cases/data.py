@@ -44,6 +44,7 @@ TOPOLOGY_CLASSES = {
 #: Class of a row source -> what makes it occur.
 ROW_SOURCES = {
     "TensorRows": "Data", "JoinedRows": "a rank that serves several parts", "NarrowRows": "store_as", "EncodedRows": "send_as", "BufferedRows": "read_ahead",
+    "UnmappedRows": "storage ranks, which jobs do not have; its laws are in tests/store/test_unmapped_rows.py and tests/loader/test_storage_ranks.py",
 }  # fmt: skip
 
 #: Forms of a directory's topology.
