@@ -149,13 +149,19 @@ class Storage:
             self._probe()
 
     def _probe(self) -> None:
-        """Raises RankFailure if a rank that trains is gone and its script has not ended. Connections that an epoch uses notice it themselves."""
+        """Raises RankFailure if a rank that trains is gone and its script has not ended. Connections that an epoch uses notice it themselves.
+
+        A script may go on after it has destroyed its process groups, which closes the connections. Its process still sends beats.
+        """
         engines = [loader.engine for loader in self.loaders.values()]
         in_use = [engine.basis.comm.groups for engine in engines if engine.is_busy]
         open_ = Circle.of(self.job, self.job.ranks).groups.values()
         for groups in [each for each in open_ if not each.broken and each not in in_use][:1]:
             trainers = range(self.roles.num_trainers)
-            gone = [rank for rank in trainers if not groups.reaches(rank) and not self.roles.has_ended(rank)]
+            closed = [rank for rank in trainers if not groups.reaches(rank) and not self.roles.has_ended(rank)]
+            if closed:
+                self._probed -= _PROBE_SECONDS  # look again soon
+            gone = [rank for rank in closed if self.roles.is_silent(rank)]
             if gone:
                 raise RankFailure(f"{in_words(gone)} went away between two epochs; look at their output first")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing.util
 import sys
 import threading
@@ -35,6 +36,9 @@ _FAILURE_PAUSE = 0.5
 #: Seconds between two beats of a rank that trains, and seconds without one after which it counts as stopped.
 _BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 
+#: Seconds without a beat after which a rank whose connections are closed counts as gone.
+_GONE_SECONDS = 6.0
+
 #: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
 _STAY_SECONDS = 30.0
 
@@ -57,6 +61,7 @@ class Roles:
         # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
         self._posted = itertools.count()
         self._made = 0
+        self._silence: _Silence | None = None
         if self.rank < self.num_trainers:
             # Also runs at the end of a process of multiprocessing, which does not run `atexit`. A session ends when nothing uses it any more.
             multiprocessing.util.Finalize(job if job.name else None, self._end, exitpriority=0)
@@ -129,7 +134,7 @@ class Roles:
             RankFailure: the job's store is gone, and with it the rank that hosted it.
         """
         number, pause, looked = 0, _FIRST_PAUSE, time.monotonic()
-        silence = _Silence(self._store, self.num_trainers)
+        silence = self._silence = _Silence(self._store, self.num_trainers)
         ended = False
         try:
             while not ended:
@@ -161,6 +166,10 @@ class Roles:
         """True if the script of a rank that trains has ended."""
         return self._store.check([_ended(rank)])
 
+    def is_silent(self, rank: int) -> bool:
+        """True if a rank that trains has sent no beat for some seconds, or none at all."""
+        return self._silence is None or self._silence.seconds(rank) > _GONE_SECONDS
+
     def leave(self) -> None:
         """Lets the process that hosts the store end. If this process hosts it, waits until the others have left."""
         with contextlib.suppress(RuntimeError):
@@ -184,6 +193,10 @@ class _Silence:
         self._beats: dict[int, bytes] = {}
         self._silent: dict[int, float] = {}
         self._looked = time.monotonic()
+
+    def seconds(self, rank: int) -> float:
+        """Returns for how many seconds a rank has sent no beat; infinity if it has sent none."""
+        return self._silent.get(rank, math.inf)
 
     def look(self) -> None:
         """Raises RankFailure if a rank is silent. Call it about twice a second. Time during which this process was stopped itself does not count."""

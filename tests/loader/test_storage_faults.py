@@ -14,12 +14,14 @@ import distributed
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from rare import rare
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler.base import NumNeighbors
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.loader import serve
 from salientpp.ranks import roles
 from salientpp.ranks.job import Job
 from salientpp.testing.topology import directories
@@ -224,6 +226,24 @@ def test_each_rank_copies_the_parts_that_it_needs(stored: Path, tmp_path: Path) 
 
 
 # --- faults -------------------------------------------------------------------------------------------------
+
+
+def _goes_on_alone(rank: int, part: Any) -> int:
+    number = len(list(loader_of(part)))
+    dist.destroy_process_group()
+    time.sleep(2.5)  # saves a model, for example
+    return number
+
+
+def _probes_often(rank: int, num_storage_ranks: int, *args: Any) -> Any:
+    serve._PROBE_SECONDS, roles._BEAT_SECONDS, roles._FAILURE_PAUSE = 0.3, 0.2, 0.1
+    return on_ranks(rank, num_storage_ranks, *args)
+
+
+def test_a_script_may_go_on_after_it_has_destroyed_its_process_groups(stored: Path) -> None:
+    """Its connections are closed then, but it still sends beats."""
+    found = distributed.run(_probes_often, 3, 1, _goes_on_alone, stored)
+    assert found[0] == found[1] > 0
 
 
 def _are_killed(rank: int, part: Any) -> None:
