@@ -93,6 +93,7 @@ def draw_slow(result: Row) -> str:
 
 DRAWN: Drawn = {
     "storage_links": ("storage", draw_links),
+    "storage_parts": ("storage_parts", draw_links),
     "storage_memory": ("storage_memory", draw_memory),
     "storage_slow": ("storage_memory", draw_slow),
 }
