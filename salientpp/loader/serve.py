@@ -158,10 +158,8 @@ class Storage:
         open_ = Circle.of(self.job, self.job.ranks).groups.values()
         for groups in [each for each in open_ if not each.broken and each not in in_use][:1]:
             trainers = range(self.roles.num_trainers)
-            closed = [rank for rank in trainers if not groups.reaches(rank) and not self.roles.has_ended(rank)]
-            if closed:
-                self._probed -= _PROBE_SECONDS  # look again soon
-            gone = [rank for rank in closed if self.roles.is_silent(rank)]
+            closed = [rank for rank in trainers if not groups.reaches(rank)]
+            gone = [rank for rank in closed if not self.roles.has_ended(rank) and self.roles.is_silent(rank)]
             if gone:
                 raise RankFailure(f"{in_words(gone)} went away between two epochs; look at their output first")
 
