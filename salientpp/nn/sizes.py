@@ -6,7 +6,6 @@ A trimmed model has fewer rows than the plain one. A number of rows that gives a
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,15 +114,15 @@ for _name in _HARMFUL.split():
 
 
 class _Stored(int):
-    """Number of rows in the memory of a :class:`Shape`. A ``torch.Size`` that is compared with the shape takes it from there."""
+    """Number of rows in the memory of a :class:`Shape`. A tuple that is compared with the shape takes it from there."""
 
     count: Callable[[], RowCount]
 
     def __eq__(self, other: object) -> bool:
-        return self.count() == other
+        return self.count() == (other.count() if isinstance(other, _Stored) else other)
 
     def __ne__(self, other: object) -> bool:
-        return self.count() != other
+        return not self == other
 
     __hash__ = int.__hash__
 
@@ -156,14 +155,6 @@ class Shape(tuple[int, ...]):
             return Shape(values, kept.index(self.lead), self.nodes, self.read) if self.lead in kept else values
         value = tuple.__getitem__(self, key)
         return self.read(value, self.nodes) if range(len(self))[key] == self.lead else value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple) and len(self) == len(other) and all(map(operator.eq, self, other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = tuple.__hash__
 
     def __add__(self, other: Any) -> Any:
         return tuple(self) + tuple(other)
