@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pages_of_files import rows_in_file
 from torch import Tensor
 
 from salientpp.store.file_rows import FileRows
@@ -58,10 +59,7 @@ class TestBuffered(RowSourceLaws):
 
     @pytest.fixture
     def source(self, expected, tmp_path):
-        path = tmp_path / "rows"
-        path.write_bytes(bytes(expected.view(torch.uint8).numpy()) or b"-")
-        numbers = torch.from_file(str(path), size=max(1, expected.numel()), dtype=expected.dtype)
-        whole = TensorRows(numbers[: expected.numel()].view(expected.shape))
+        whole = TensorRows(rows_in_file(expected, tmp_path / "rows"))
         if not expected.numel():  # nothing to map
             return whole
         buffer = RowBuffer({"x": files_of(whole)}, 30)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from batches import assert_same_batches, packed
 from graphs import RELATIONS, identity_features, random_data, random_hetero
+from pages_of_files import rows_in_file
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -40,10 +41,7 @@ class TestTensor(RowSourceLaws):
 class TestMemoryMap(RowSourceLaws):
     @pytest.fixture
     def source(self, expected, tmp_path):
-        path = tmp_path / "rows"
-        path.write_bytes(bytes(expected.view(torch.uint8).numpy()) or b"-")
-        numbers = torch.from_file(str(path), size=max(1, expected.numel()), dtype=expected.dtype)
-        return TensorRows(numbers[: expected.numel()].view(expected.shape))
+        return TensorRows(rows_in_file(expected, tmp_path / "rows"))
 
 
 @pytest.mark.parametrize("kept", ["host", "device"])

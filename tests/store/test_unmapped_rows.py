@@ -9,7 +9,7 @@ import resource
 import numpy as np
 import pytest
 import torch
-from pages_of_files import resident_bytes_of
+from pages_of_files import resident_bytes_of, rows_in_file
 
 from salientpp.store.file_rows import UnmappedRows
 from salientpp.store.rows import JoinedRows, TensorRows, take_rows
@@ -19,10 +19,7 @@ from salientpp.testing.row_source import RowSourceLaws
 class TestUnmapped(RowSourceLaws):
     @pytest.fixture
     def source(self, expected, tmp_path):
-        path = tmp_path / "rows"
-        path.write_bytes(bytes(expected.view(torch.uint8).numpy()) or b"-")
-        numbers = torch.from_file(str(path), size=max(1, expected.numel()), dtype=expected.dtype)
-        whole = TensorRows(numbers[: expected.numel()].view(expected.shape))
+        whole = TensorRows(rows_in_file(expected, tmp_path / "rows"))
         return UnmappedRows.of({"x": whole})["x"]
 
 
