@@ -6,9 +6,9 @@ Two servers (``salientpp serve``) of one directory run on the loopback interface
 
 * ``kills``: one job trains all the time. Other jobs begin one after the other, and each is killed at a random moment of its first 1.5 seconds. At every tenth
   kill, a third job begins and trains two epochs. Batches are compared with those of an undisturbed run by a digest of each epoch.
-* ``losses``: each process of a session of two ranks is killed at each stage of the job; and some are stopped, in sessions with a short time-out. It measures
-  until when every other process of the session has ended or raised an error, and reads which process the errors name. For a rank that trains, the seconds
-  begin when it next calls the package, if it computed when the other was lost.
+* ``losses``: each process of a session of two ranks is killed at each stage of the job, and stopped in sessions with a short time-out. It measures until when
+  every other process of the session has ended or raised an error, and reads which process the errors name. For a rank that trains, the seconds begin when it
+  next calls the package, if it computed when the other was lost.
 * ``slow``: a job sleeps for 3 seconds after each large batch. It measures the anonymous memory of the job's processes on the storage hosts, and the seconds of
   an epoch of another job, with the slow job and without.
 """
@@ -227,7 +227,7 @@ def measure_losses(hosts: Hosts, arguments: argparse.Namespace) -> dict[str, Any
     draws, rows = random.Random(arguments.seed), []
     seconds = _stage_seconds(hosts)
     cases = [(*role, stage, signal.SIGKILL) for role in ROLES for stage in STAGES]
-    cases += [(*role, "in an epoch", signal.SIGSTOP) for role in ROLES if role[0] != "server on host"]
+    cases += [(*role, stage, signal.SIGSTOP) for role in ROLES for stage in STAGES if role[0] != "server on host"]
     cases = [case for case in cases if re.search(arguments.cases, f"{case[0]} {case[1]}, {case[3].name}, {case[2]}")]
     for role, index, stage, how in cases:
         rows.append(_lose(hosts, Case(role, index, stage, how), lambda: seconds[stage] * draws.uniform(0.02, 0.9)))

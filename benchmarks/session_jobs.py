@@ -1,4 +1,4 @@
-"""Jobs that train from storage hosts, as processes that can be killed, for ``bench_sessions.py``.
+"""Jobs that train from storage hosts or have storage ranks, as processes that can be killed, for ``bench_sessions.py`` and ``bench_losses.py``.
 
 A job has one or several ranks. Each rank is forked from a process that has imported torch and the package, so a job starts in a fraction of a second. A rank
 tells what it does, and when, through a pipe.
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks import roles
 from salientpp.sessions.opening import open_session
 from salientpp.store.directory import load as loading
 from salientpp.testing.ranks import PRELOADED, forks
@@ -41,9 +42,11 @@ class JobSpec:
     """Description of a job.
 
     Attributes:
-        address, token: of a storage host.
+        address: of a storage host, or the directory of a job with storage ranks.
+        token: of the storage host.
         fanouts, batch_size: of its loader.
         ranks: number of its ranks.
+        storage_ranks: number of them that only store, the last ones; 0: the job trains from storage hosts.
         epochs: number of epochs.
         sleep: seconds for which a rank computes after each batch.
         pause: seconds for which a rank computes before its loader, and after each epoch.
@@ -55,6 +58,7 @@ class JobSpec:
     fanouts: tuple[int, ...] = (10, 5)
     batch_size: int = 64
     ranks: int = 1
+    storage_ranks: int = 0
     epochs: int = 10**6
     sleep: float = 0.0
     pause: float = 0.0
@@ -126,13 +130,13 @@ class Rank:
 
 
 class Job:
-    """A job whose ranks have started. The key-value store of its default group is in this process, as torchrun has it."""
+    """A job whose ranks have started. The key-value store of its default group is in this process, as torchrun has it: ``store``."""
 
     def __init__(self, spec: JobSpec) -> None:
-        self.spec, self._store = spec, None
-        if spec.ranks > 1:
-            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = 0 if self._store is None else self._store.port
+        self.spec = spec
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = dist.PrefixStore("0/", server)  # as torch names its first group
+        port = server.port if spec.ranks > 1 else 0
         self.ranks = [Rank(spec, rank, port) for rank in range(spec.ranks)]
 
     def wait_for(self, word: str, seconds: float = 120.0) -> None:
@@ -187,8 +191,17 @@ class _Script:
         if spec.timeout is not None:
             patience = timedelta(seconds=spec.timeout)
             loading.open_session = partial(open_session, timeout=patience)  # type: ignore[assignment]
+            roles._SILENT_SECONDS = spec.timeout
         self._call("load")
-        part = salientpp.load(spec.address)
+        part = (
+            salientpp.load(spec.address, verify="full", storage_ranks=spec.storage_ranks)
+            if spec.storage_ranks
+            else salientpp.load(spec.address)
+        )
+        if part.only_stores:
+            self._call("loaded")
+            salientpp.serve(part)
+            return
         self._compute("loaded")
         self._call("make")
         options: dict[str, Any] = {"batch_size": spec.batch_size, "shuffle": True, "seed": 3, "logical_ranks": 4}

@@ -1,4 +1,4 @@
-"""Tables of docs/results/sessions.md: sessions with storage hosts under failures and load."""
+"""Tables of docs/results/sessions.md: sessions with storage hosts, and jobs with storage ranks, under failures and load."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _ROLES = {
     "rank": "rank that trains",
     "session on host": "session's process on a storage host",
     "server on host": "server of a storage host",
+    "trains": "rank that trains",
+    "stores": "storage rank",
 }
 
 
@@ -42,34 +44,39 @@ def draw_kills(result: Row) -> str:
 
 
 def draw_losses(result: Row) -> str:
-    """Draws for each kind of process and each stage how soon the others ended, and how many named the right process."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in result["rows"]:
-        groups.setdefault((row["role"], row["how"], row["stage"]), []).append(row)
-    lines = []
-    for (role, how, stage), rows in groups.items():
-        ended = [row for row in rows if row["state"] == "ended"]
-        seconds = max((row["seconds"] for row in ended), default=None)
-        named = f"{sum(row['named'] for row in rows)} of {sum(row['others'] for row in rows)}"
-        shown = "—" if seconds is None else _seconds(seconds)
-        lines.append(
-            [
-                _ROLES[role],
-                how,
-                stage,
-                f"{len(ended)} of {len(rows)}",
-                shown,
-                named,
-                str(sum(row["left"] for row in rows)),
-            ]
-        )
-    header = ["lost", "signal", "stage", "all others ended", "s", "texts that name it", "processes left"]
+    """Draws for each kind of process of a session and each stage how soon the others ended, and how many named the right process."""
     text = (
         "**Losses.** Sessions of two ranks with two storage hosts. Each line is two losses, one of each rank or host. *s*: longest time until another process "
         "of the session had ended or raised an error. For a rank that computes, it begins with the rank's next call. *Texts*: errors of ranks, and lines "
         f"in the logs of servers that live. Sessions with stopped processes had a time-out of {result['timeout']:g} s."
     )
-    return joined(text, table(header, lines, left=3), source(result))
+    return joined(text, _losses(result["rows"]), source(result))
+
+
+def draw_losses_of_jobs(result: Row) -> str:
+    """Draws the same for jobs with storage ranks."""
+    text = (
+        f"**Losses in one job.** {result['trainers']} ranks train and {result['storage']} store. Each line is two losses, one of each rank of the role. *s*: "
+        "longest time until another rank had raised an error or ended. For a rank that computes, it begins with the rank's next call. *Texts*: errors of the "
+        f"other ranks. Loaders of jobs with stopped ranks had a time-out of {result['timeout']:g} s."
+    )
+    return joined(text, _losses(result["rows"]), source(result))
+
+
+def _losses(rows: list[Row]) -> str:
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["role"], row["how"], row["stage"]), []).append(row)
+    lines = []
+    for (role, how, stage), each in groups.items():
+        ended = [row for row in each if row["state"] == "ended"]
+        seconds = max((row["seconds"] for row in ended), default=None)
+        named = f"{sum(row['named'] for row in each)} of {sum(row['others'] for row in each)}"
+        shown = "—" if seconds is None else _seconds(seconds)
+        left = str(sum(row["left"] for row in each))
+        lines.append([_ROLES[role], how, stage, f"{len(ended)} of {len(each)}", shown, named, left])
+    header = ["lost", "signal", "stage", "all others ended", "s", "texts that name it", "processes left"]
+    return table(header, lines, left=3)
 
 
 def draw_slow(result: Row) -> str:
@@ -108,5 +115,6 @@ def _seconds(value: float) -> str:
 DRAWN: Drawn = {
     "sessions_kills": ("sessions", draw_kills),
     "sessions_losses": ("sessions", draw_losses),
+    "losses_of_jobs": ("losses", draw_losses_of_jobs),
     "sessions_slow": ("sessions", draw_slow),
 }

@@ -7,8 +7,7 @@ loader and begin the same epochs, without seeds. From there on a storage rank is
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,7 @@ from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.ranks.comm import Comm
-from salientpp.ranks.failure import RankFailure, in_words
-from salientpp.ranks.groups import Circle
+from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.job import Job
 from salientpp.ranks.roles import Roles
 from salientpp.ranks.roll import go_astray
@@ -28,9 +26,6 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 #: The classes of loaders, by the name that messages give them.
 _LOADERS = {each.__name__: each for each in (NeighborLoader, LinkNeighborLoader)}
-
-#: Seconds between two looks whether the ranks that train are still there, while no epoch runs.
-_PROBE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
@@ -48,24 +43,15 @@ class Storage:
     roles: Roles
     loaders: dict[int, Any] = field(default_factory=dict)
     _sent: list[int] = field(default_factory=lambda: [0, 0])  # rows and bytes of loaders that are gone
-    _probed: float = field(default_factory=time.monotonic)
 
-    def serve(self, look: Callable[[], None] = lambda: None) -> None:
+    def serve(self) -> None:
         """Serves until the scripts of all ranks that train have ended.
 
-        Args:
-            look: called about twice a second, to raise an error of another thread.
-
         Raises:
-            RankFailure: a rank that trains failed or is gone.
+            RankFailure: another rank failed or is gone.
         """
-
-        def look_everywhere() -> None:
-            look()
-            self.look()
-
         try:
-            for message in self.roles.messages(look_everywhere):
+            for message in self.roles.messages(self.look):
                 self.follow(message)
         except RankFailure as error:
             ended = (
@@ -138,30 +124,14 @@ class Storage:
             following.reset(token)
 
     def look(self) -> None:
-        """Raises an error that a thread met which answers the ranks that train, or a failure of another rank."""
+        """Raises an error that a thread met which answers the ranks that train, or RankFailure if another rank failed or is gone."""
         for loader in self.loaders.values():
             engine = loader.engine
             failure = engine.counters.failure or engine.basis.comm.notes.failure()
             if failure is not None and not isinstance(failure, Disagreement):
                 raise failure
-        if time.monotonic() > self._probed + _PROBE_SECONDS:
-            self._probed = time.monotonic()
-            self._probe()
-
-    def _probe(self) -> None:
-        """Raises RankFailure if a rank that trains is gone and its script has not ended. Connections that an epoch uses notice it themselves.
-
-        A script may go on after it has destroyed its process groups, which closes the connections. Its process still sends beats.
-        """
-        engines = [loader.engine for loader in self.loaders.values()]
-        in_use = [engine.basis.comm.groups for engine in engines if engine.is_busy]
-        open_ = Circle.of(self.job, self.job.ranks).groups.values()
-        for groups in [each for each in open_ if not each.broken and each not in in_use][:1]:
-            trainers = range(self.roles.num_trainers)
-            closed = [rank for rank in trainers if not groups.reaches(rank)]
-            gone = [rank for rank in closed if not self.roles.has_ended(rank) and self.roles.is_silent(rank)]
-            if gone:
-                raise RankFailure(f"{in_words(gone)} went away between two epochs; look at their output first")
+        if (lost := self.job.lost()) is not None:
+            raise RankFailure(lost)
 
 
 def _set_bookmark(loader: Any, message: dict[str, Any]) -> None:

@@ -88,10 +88,12 @@ class FailureNotes:
     def failure(self) -> RankFailure | None:
         """Returns the failure that another rank has reported, or what this rank has heard of a process that is lost. Otherwise None."""
         note = self.ask(self._read)
-        if note is None or note["rank"] == self.rank:
-            heard = None if self._job is None else self._job.heard
+        heard = None if self._job is None else self._job.heard
+        if heard is not None:  # a rank that leaves a note may have failed because of this process
             self.known = self.known or heard
-            return None if heard is None else RankFailure(heard)
+            return RankFailure(heard)
+        if note is None or note["rank"] == self.rank:
+            return None
         self.known = self.known or note["text"]
         self._stay(time.monotonic() + _STAY_SECONDS)
         return RankFailure(note["text"])
@@ -138,12 +140,16 @@ class FailureNotes:
             notes._stay(until)
 
     def _leave(self, text: str) -> None:
-        def leave(store: dist.Store) -> None:
+        def leave(store: dist.Store) -> bool:
             store.compare_set(self.key, "", json.dumps({"rank": self.rank, "text": text}))
             store.set(self._read_key(self.rank), "")
+            return True
 
-        if self.store is not None:
-            self.store.ask(leave)
+        has_left = self.store is not None and self.store.ask(leave)
+        if not has_left and self._job is not None and self._job.tell_hosts is not None:
+            self._job.tell_hosts(
+                text
+            )  # the process that hosts the store may be stopped, and only its server can end it
 
     def _read(self, store: dist.Store) -> Any:
         if not store.check([self.key]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.members import default_group, is_parents_group, members_of
 
-#: The store's key for the text about a process of a session that is lost.
+#: The store's key for the text about a process of a job that is lost.
 _LOST = "salientpp/lost"
 
 #: Seconds in which a process of a session must have heard why the session's store is gone.
@@ -33,7 +34,9 @@ class Job:
         address: address of the network interface over which this rank talks to the others; None: gloo's choice.
         of: text that errors append to a rank's number; empty for the ranks of the default process group.
         keeper: who has made the store, for errors.
-        heard: what this process knows of a process of the session that is lost; None: nothing.
+        is_watched: True if processes that are lost are told of. So it is in a session, and in a job with storage ranks.
+        heard: what this process knows of a process of the job that is lost; None: nothing.
+        tell_hosts: tells the servers of the storage hosts why the session cannot go on; None: this rank has no connections to them.
         launched: number of this process and number of processes as its launcher counts them. (-1, 0): no launcher started it as a rank of this job.
     """
 
@@ -52,7 +55,9 @@ class Job:
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.name, self.address, self.launched, self.of = name, address, launched, of
+        self.is_watched = bool(name)
         self.heard: str | None = None
+        self.tell_hosts: Callable[[str], None] | None = None
         self.keeper = keeper
         self._forks = forks()
 
@@ -73,20 +78,28 @@ class Job:
         """True if this process was forked from the rank that takes part in the job."""
         return self._forks != forks() if self.name else is_parents_group()
 
-    def tell_lost(self, text: str) -> None:
-        """Tells the ranks of a session that meet to make a Comm that a process of the session is lost. The first text counts, on each rank. Never raises."""
+    def tell_lost(self, text: str, store: dist.Store | None = None) -> None:
+        """Tells the ranks that meet to make a Comm that a process of the job is lost. The first text counts. Never raises.
+
+        Args:
+            store: another connection to the store; None: :attr:`store`.
+        """
         self.heard = self.heard or text
         with contextlib.suppress(RuntimeError):  # the store is gone
-            self.store.compare_set(_LOST, "", text)
+            self.heard = (store or self.store).compare_set(_LOST, "", text).decode()
 
-    def lost(self) -> str | None:
-        """Returns what was told with :meth:`tell_lost`, here or on another rank, or None. Only in a session, because its storage hosts watch every rank.
+    def lost(self, store: dist.Store | None = None) -> str | None:
+        """Returns what was told with :meth:`tell_lost`, here or on another rank, or None.
+
+        Args:
+            store: another connection to the store; None: :attr:`store`.
 
         Raises:
             DistError: the store is gone.
         """
-        if self.heard is None and self.name and self.store.check([_LOST]):
-            self.heard = self.store.get(_LOST).decode()
+        store = store or self.store
+        if self.heard is None and self.is_watched and store.check([_LOST]):
+            self.heard = store.get(_LOST).decode()
         return self.heard
 
     def reason_of_lost_store(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import multiprocessing.util
 import sys
 import threading
@@ -21,9 +20,10 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from salientpp.processes import forks
-from salientpp.ranks.failure import RankFailure, script_error, store_needed
+from salientpp.ranks.failure import RankFailure, in_words, script_error, store_needed
 from salientpp.ranks.greeting import is_hosted_here
 from salientpp.ranks.job import Job
+from salientpp.ranks.lifelines import Lifelines
 
 _PREFIX = "salientpp/roles"
 
@@ -36,8 +36,8 @@ _FAILURE_PAUSE = 0.5
 #: Seconds between two beats of a rank that trains, and seconds without one after which it counts as stopped.
 _BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 
-#: Seconds without a beat after which a rank whose connections are closed counts as gone.
-_GONE_SECONDS = 6.0
+#: Longest time, in seconds, between two looks for a lost process.
+_WATCH_PAUSE = 0.2
 
 #: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
 _STAY_SECONDS = 30.0
@@ -49,6 +49,7 @@ class Roles:
     Attributes:
         rank: number of this rank.
         num_trainers: number of ranks that train, the first ones.
+        lifelines: connections that show which processes live. None: in a session, whose storage hosts watch the ranks.
     """
 
     #: The objects of this process, by job.
@@ -61,7 +62,7 @@ class Roles:
         # Counted in single steps of the interpreter, because a loader that is dropped posts a message in any thread, also during another post.
         self._posted = itertools.count()
         self._made = 0
-        self._silence: _Silence | None = None
+        self.lifelines: Lifelines | None = None
         if self.rank < self.num_trainers:
             # Also runs at the end of a process of multiprocessing, which does not run `atexit`. A session ends when nothing uses it any more.
             multiprocessing.util.Finalize(job if job.name else None, self._end, exitpriority=0)
@@ -76,8 +77,12 @@ class Roles:
         found = cls.known.get(job)
         if found is None:
             found = cls.known.setdefault(job, cls(job, num_storage_ranks))
-            if not job.name and job.rank < found.num_trainers:  # in a session, the storage hosts watch the ranks
-                threading.Thread(target=_beat, args=(job.store, job.rank), name="salientpp-beat", daemon=True).start()
+            if not job.name:  # in a session, the storage hosts watch the ranks
+                job.is_watched = True
+                found.lifelines = Lifelines(job.store, job.rank, range(found.num_trainers, job.size))
+                about = weakref.ref(job), job.store, found.lifelines
+                watching = threading.Thread(target=_watch, args=about, name="salientpp-beat", daemon=True)
+                watching.start()
         if found._num_storage_ranks != num_storage_ranks:
             raise ValueError(
                 f"storage_ranks must be equal for all graphs of a job, got {num_storage_ranks} after {found._num_storage_ranks}"
@@ -119,7 +124,8 @@ class Roles:
             words = (script_error() or _error_on_the_way()) if multiprocessing.util.is_exiting() else None
             if words is not None:
                 self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
-            self._store.set(_ended(self.rank), "")
+            # Returns when the store has the key, so that the others find it when this process's connections close.
+            self._store.compare_set(_ended(self.rank), "", "1")
             self._stay()
 
     # --- storage ranks --------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ class Roles:
             RankFailure: the job's store is gone, and with it the rank that hosted it.
         """
         number, pause, looked = 0, _FIRST_PAUSE, time.monotonic()
-        silence = self._silence = _Silence(self._store, self.num_trainers)
+        silence = _Silence(self._store, self.num_trainers)
         ended = False
         try:
             while not ended:
@@ -149,7 +155,10 @@ class Roles:
                     pause = min(1.2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() - looked > _FAILURE_PAUSE:
                     look()
-                    silence.look()
+                    if (silent := silence.look()) is not None:
+                        if (job := self._job()) is not None:
+                            job.tell_lost(silent)  # otherwise the others would name this rank, which ends now
+                        raise RankFailure(silent)
                     looked = time.monotonic()
             failure = f"{_PREFIX}/failure"
             text = self._store.get(failure).decode() if self._store.check([failure]) else None
@@ -162,17 +171,10 @@ class Roles:
         if text is not None:
             raise RankFailure(text)
 
-    def has_ended(self, rank: int) -> bool:
-        """True if the script of a rank that trains has ended."""
-        return self._store.check([_ended(rank)])
-
-    def is_silent(self, rank: int) -> bool:
-        """True if a rank that trains has sent no beat for some seconds, or none at all."""
-        return self._silence is None or self._silence.seconds(rank) > _GONE_SECONDS
-
     def leave(self) -> None:
         """Lets the process that hosts the store end. If this process hosts it, waits until the others have left."""
         with contextlib.suppress(RuntimeError):
+            self._store.compare_set(_ended(self.rank), "", "1")
             self._store.add(f"{_PREFIX}/left", 1)
             self._stay()
 
@@ -194,15 +196,11 @@ class _Silence:
         self._silent: dict[int, float] = {}
         self._looked = time.monotonic()
 
-    def seconds(self, rank: int) -> float:
-        """Returns for how many seconds a rank has sent no beat; infinity if it has sent none."""
-        return self._silent.get(rank, math.inf)
-
-    def look(self) -> None:
-        """Raises RankFailure if a rank is silent. Call it about twice a second. Time during which this process was stopped itself does not count."""
+    def look(self) -> str | None:
+        """Returns a text that names a silent rank, or None. Call it about twice a second. Time during which this process was stopped itself does not count."""
         passed = time.monotonic() - self._looked
         if passed < _BEAT_SECONDS:
-            return
+            return None
         self._looked += passed
         for rank in range(self._num_trainers):
             if not self._store.check([_beat_of(rank)]) or self._store.check([_ended(rank)]):
@@ -212,17 +210,30 @@ class _Silence:
             self._beats[rank] = beat
             self._silent[rank] = 0.0 if is_new else self._silent[rank] + min(passed, 2 * _BEAT_SECONDS)
             if self._silent[rank] > _SILENT_SECONDS:
-                raise RankFailure(f"rank {rank} has not answered for {_SILENT_SECONDS:g} s; it may be stopped")
+                return f"rank {rank} has not answered for {_SILENT_SECONDS:g} s; it may be stopped"
+        return None
 
 
-def _beat(store: dist.Store, rank: int) -> None:
-    """Renews the beat of a rank that trains as long as its process runs."""
-    with contextlib.suppress(RuntimeError):  # the job has ended
+def _watch(job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines) -> None:
+    """Watches the processes of a job, and renews the beat of this one. Runs in a thread as long as the process runs."""
+    with contextlib.suppress(RuntimeError), lifelines:  # until the store is gone
         clone: Any = store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
-        own = clone()  # another thread that waits for the store would keep this one waiting
+        lifelines.store = own = clone()  # another thread that waits for the store would keep this one waiting
+        beat_at, pause = 0.0, _FIRST_PAUSE
         for number in itertools.count():
-            own.set(_beat_of(rank), str(number))
-            time.sleep(_BEAT_SECONDS)
+            closed = lifelines.wait(_WATCH_PAUSE if lifelines.are_all else pause)
+            if time.monotonic() > beat_at:
+                own.set(_beat_of(lifelines.rank), str(number))
+                beat_at = time.monotonic() + _BEAT_SECONDS
+            lost = [rank for rank in closed if not own.check([_ended(rank)])]
+            if (there := job()) is not None:
+                if lost:
+                    there.tell_lost(
+                        f"{in_words(lost)} went away; look at {'its' if len(lost) == 1 else 'their'} output first", own
+                    )
+                there.lost(own)
+            del there
+            pause = min(1.2 * pause, _WATCH_PAUSE)
 
 
 def _beat_of(rank: int) -> str:
@@ -230,7 +241,7 @@ def _beat_of(rank: int) -> str:
 
 
 def _ended(rank: int) -> str:
-    """Returns the store's key that a rank which trains sets when its script has ended."""
+    """Returns the store's key that a rank sets when its script has ended, or its :func:`~salientpp.serve`."""
     return f"{_PREFIX}/ended/{rank}"
 
 

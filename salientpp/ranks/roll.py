@@ -7,9 +7,11 @@ import errno
 import functools
 import json
 import os
+import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +33,9 @@ GRACE = timedelta(seconds=5)
 #: Number of collectives of a group that are under way at once. A tick of a pipeline starts two and awaits them two ticks later, so at most six are under
 #: way. With torch's two threads they would wait for each other.
 _THREADS = 6
+
+#: Seconds between two looks for a lost process while a rank connects.
+_LOOK_SECONDS = 0.1
 
 #: What a rank waits for in a roll call.
 _MEETING = "to make a loader, open a part or begin inference"
@@ -123,13 +128,17 @@ class Roll:
 
     def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
         """Makes new connections between the ranks, which all have answered the roll call."""
-        store = dist.PrefixStore(f"{self.prefix}/gloo", self._store)
+        # If the wait for gloo is given up, it must not keep others waiting for the store.
+        own: Any = self._store.clone() if self.job.is_watched else self._store  # type: ignore[attr-defined]  # torch's type stubs lack it
+        store = dist.PrefixStore(f"{self.prefix}/gloo", own)
         try:
             # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that
             # ranks with other groups may not find. torch's debugging wraps its groups, and does not pass the timeout on. gloo tries to connect five
             # times, each for as long as it would wait in a collective.
             options = _gloo_options(max(timeout / 5, timedelta(seconds=2)), self.job.address)
-            host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
+            host = self._unless_lost(lambda: dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options))
+        except RankFailure:
+            raise
         except RuntimeError as error:
             key = f"{self.prefix}/descriptors"
             if _lacks_descriptors(error):
@@ -159,6 +168,24 @@ class Roll:
             )
         return Groups(host, device, number)
 
+    def _unless_lost(self, connect: Callable[[], Any]) -> Any:
+        """Returns ``connect()``. If a process of the job is lost meanwhile, leaves it to a thread and raises RankFailure, because gloo tries for minutes."""
+        if not self.job.is_watched:
+            return connect()
+        made = futures.Future[Any]()
+
+        def run() -> None:
+            try:
+                made.set_result(connect())
+            except Exception as error:
+                made.set_exception(error)
+
+        threading.Thread(target=run, name="salientpp-connect", daemon=True).start()
+        while not futures.wait([made], _LOOK_SECONDS).done:
+            if (lost := self.job.lost()) is not None:
+                raise RankFailure(lost)
+        return made.result()
+
     def _missing(self, call: str, seconds: float, answer: str = "") -> list[int]:
         """Answers a roll call and waits for the others. Returns the ranks that have not answered in time.
 
@@ -174,13 +201,13 @@ class Roll:
                 self._store.set(keys[self.rank], answer)
                 # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
                 while time.monotonic() < started + seconds and not self._store.check(keys):
+                    is_long = time.monotonic() > started + SLICE_SECONDS
+                    if is_long and (text := self.job.lost()) is not None:
+                        raise RankFailure(text)
                     if call == "before":
                         # A rank of another version may never answer, but it has greeted.
                         if not self.circle.has_compared and greeting.have_greeted(self._store, self.ranks):
                             self._compare_greetings()
-                        is_long = time.monotonic() > started + SLICE_SECONDS
-                        if is_long and (text := self.job.lost()) is not None:
-                            raise RankFailure(text)
                         self._look_for_mistakes(keys, is_long)
                         if is_long:
                             wait = wait or Wait(self.progress, 0)

@@ -22,6 +22,9 @@ from salientpp.ranks.standstill import Progress, Wait, not_waiting
 #: Seconds between two checks for a failure note while waiting.
 SLICE_SECONDS = 0.5
 
+#: Seconds between two checks after a connection was lost.
+_NEWS_PAUSE = 0.1
+
 
 def wait_for(
     work: dist.Work,
@@ -81,8 +84,12 @@ def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequen
     """Returns the failure to raise after a collective broke. It names the ranks whose connections are closed."""
     # Checked at once, before other ranks that notice the loss end too.
     gone = [numbers[rank] for rank in groups.others if not groups.reaches(rank)]
-    time.sleep(SLICE_SECONDS)  # a lost connection may precede the note of the rank that went down
-    failure = notes.failure()
+    until, failure = time.monotonic() + SLICE_SECONDS, notes.failure()
+    while (
+        failure is None and time.monotonic() < until
+    ):  # a lost connection may precede the note of the rank that went down
+        time.sleep(_NEWS_PAUSE)
+        failure = notes.failure()
     if failure is None:
         its = "its connection is" if len(gone) == 1 else "their connections are"
         failure = RankFailure(

@@ -27,7 +27,7 @@ from salientpp.serving.spec import SessionSpec
 Body = Callable[[Pipe, SessionSpec], None]
 
 #: Seconds that a process has to end: after a loss, and after its ranks have left.
-LOST_SECONDS, LEFT_SECONDS = 1.0, 60.0
+LOST_SECONDS, LEFT_SECONDS = 0.5, 60.0
 
 #: Held while a process starts, or its end is read. The module `multiprocessing` reads the end of any process when it starts another, and the second
 #: reader of an end would take it for a failure.

@@ -67,7 +67,7 @@ def run(pipe: Pipe, spec: SessionSpec) -> None:
         told({"store": place})
         watch = _Watch(pipe, told, storage)
         try:
-            storage.serve(watch.look)
+            storage.serve()
         except Exception as error:
             if isinstance(error, RankFailure) and isinstance(error.__cause__, dist.DistError):
                 raise RankFailure(job.reason_of_lost_store()) from error
@@ -109,11 +109,6 @@ class _Watch:
     def __init__(self, pipe: Pipe, tell: Callable[[dict[str, Any]], None], storage: Storage) -> None:
         self._pipe, self._tell, self._storage = pipe, tell, storage
         threading.Thread(target=self._follow, name="salientpp-server", daemon=True).start()
-
-    def look(self) -> None:
-        """Raises RankFailure if the server or another rank has said that a process is lost."""
-        if (lost := self._storage.job.lost()) is not None:
-            raise RankFailure(lost)
 
     def report(self) -> None:
         """Tells the server how much this process has sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from torch_geometric.sampler.base import NumNeighbors
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.loader import serve
-from salientpp.ranks import roles
+from salientpp.ranks import roles, roll
+from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.job import Job
 from salientpp.testing.topology import directories
 
@@ -235,14 +236,14 @@ def _goes_on_alone(rank: int, part: Any) -> int:
     return number
 
 
-def _probes_often(rank: int, num_storage_ranks: int, *args: Any) -> Any:
-    serve._PROBE_SECONDS, roles._BEAT_SECONDS, roles._FAILURE_PAUSE = 0.3, 0.2, 0.1
+def _looks_often(rank: int, num_storage_ranks: int, *args: Any) -> Any:
+    roles._FAILURE_PAUSE = 0.1
     return on_ranks(rank, num_storage_ranks, *args)
 
 
 def test_a_script_may_go_on_after_it_has_destroyed_its_process_groups(stored: Path) -> None:
-    """Its connections are closed then, but it still sends beats."""
-    found = distributed.run(_probes_often, 3, 1, _goes_on_alone, stored)
+    """Its connections over gloo are closed then, but its process lives."""
+    found = distributed.run(_looks_often, 3, 1, _goes_on_alone, stored)
     assert found[0] == found[1] > 0
 
 
@@ -254,7 +255,36 @@ def _are_killed(rank: int, part: Any) -> None:
 
 def test_storage_ends_if_ranks_that_train_are_killed_between_epochs(stored: Path) -> None:
     found = distributed.run(on_ranks, 3, 1, _are_killed, stored, may_fail=True)
-    assert found[2].kind == "RankFailure" and "ranks 0, 1 went away between two epochs" in found[2].text, found
+    assert found[2].kind == "RankFailure", found
+    assert re.search(r"rank [01] went away; look at its output first", found[2].text), found
+
+
+def _is_killed_early(rank: int, root: Path, victim: int, others_connect: bool) -> str:
+    """Kills a rank before the first loader, or while the others connect theirs."""
+    part = salientpp.load(root, storage_ranks=2)
+    while not part.roles.lifelines.are_all or len(part.roles.lifelines.ranks) < (3 if part.only_stores else 2):
+        time.sleep(0.01)
+    if rank == victim and others_connect:
+        roll._gloo_options = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    elif rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RankFailure) as raised:
+        if part.only_stores:
+            salientpp.serve(part)
+        else:
+            loader_of(part)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("victim", "others_connect"), [(1, False), (1, True), (2, False), (3, True)])
+def test_a_rank_that_is_killed_before_there_is_a_loader_is_named_by_all(
+    stored: Path, victim: int, others_connect: bool
+) -> None:
+    """No connection over gloo exists yet, and the time-out of the roll call has not passed."""
+    found = distributed.run(_is_killed_early, 4, stored, victim, others_connect, may_fail=True)
+    assert found.pop(victim).kind == "Died"
+    for text in found:
+        assert text == f"rank {victim} went away; look at its output first", found
 
 
 def _breaks(batch: Any) -> Any:
