@@ -59,9 +59,12 @@ class Storage:
             )
             # Ranks that train may have caught their own error, and then make another loader.
             go_astray(RankFailure(f"{error}{ended}"), self.job)
+            self.roles.leave(stay=False)  # another storage rank may be the reason
             raise
-        finally:
+        except BaseException:
             self.roles.leave()
+            raise
+        self.roles.leave()
 
     @property
     def sent(self) -> tuple[int, int]:

@@ -140,16 +140,12 @@ class FailureNotes:
             notes._stay(until)
 
     def _leave(self, text: str) -> None:
-        def leave(store: dist.Store) -> bool:
+        def leave(store: dist.Store) -> None:
             store.compare_set(self.key, "", json.dumps({"rank": self.rank, "text": text}))
             store.set(self._read_key(self.rank), "")
-            return True
 
-        has_left = self.store is not None and self.store.ask(leave)
-        if not has_left and self._job is not None and self._job.tell_hosts is not None:
-            self._job.tell_hosts(
-                text
-            )  # the process that hosts the store may be stopped, and only its server can end it
+        if self.store is not None:
+            self.store.ask(leave)
 
     def _read(self, store: dist.Store) -> Any:
         if not store.check([self.key]):

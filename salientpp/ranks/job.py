@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -36,7 +35,6 @@ class Job:
         keeper: who has made the store, for errors.
         is_watched: True if processes that are lost are told of. So it is in a session, and in a job with storage ranks.
         heard: what this process knows of a process of the job that is lost; None: nothing.
-        tell_hosts: tells the servers of the storage hosts why the session cannot go on; None: this rank has no connections to them.
         launched: number of this process and number of processes as its launcher counts them. (-1, 0): no launcher started it as a rank of this job.
     """
 
@@ -57,7 +55,6 @@ class Job:
         self.name, self.address, self.launched, self.of = name, address, launched, of
         self.is_watched = bool(name)
         self.heard: str | None = None
-        self.tell_hosts: Callable[[str], None] | None = None
         self.keeper = keeper
         self._forks = forks()
 

@@ -38,7 +38,7 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class Lifelines:
-    """This rank's ends of the connections. A context manager, which closes them.
+    """Holds the ends of the connections of one rank. A context manager, which closes them.
 
     Args:
         store: the job's key-value store.

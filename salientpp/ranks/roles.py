@@ -171,12 +171,17 @@ class Roles:
         if text is not None:
             raise RankFailure(text)
 
-    def leave(self) -> None:
-        """Lets the process that hosts the store end. If this process hosts it, waits until the others have left."""
+    def leave(self, stay: bool = True) -> None:
+        """Lets the process that hosts the store end.
+
+        Args:
+            stay: if this process hosts it, wait until the others have left.
+        """
         with contextlib.suppress(RuntimeError):
             self._store.compare_set(_ended(self.rank), "", "1")
             self._store.add(f"{_PREFIX}/left", 1)
-            self._stay()
+            if stay:
+                self._stay()
 
     def _stay(self) -> None:
         """Waits until all storage ranks have left, if this process hosts the store."""

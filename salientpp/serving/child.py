@@ -27,7 +27,14 @@ from salientpp.serving.spec import SessionSpec
 Body = Callable[[Pipe, SessionSpec], None]
 
 #: Seconds that a process has to end: after a loss, and after its ranks have left.
-LOST_SECONDS, LEFT_SECONDS = 0.5, 60.0
+LOST_SECONDS, LEFT_SECONDS = 0.3, 60.0
+
+#: Share of a session's timeout within which its process must send its first message. The rank that waits for it is silent on its other connections.
+_SHARE_OF_START = 0.5
+
+#: Seconds between two looks whether a process has reported, and least seconds of silence after which it counts as stopped, also in a session with a shorter
+#: timeout.
+_LOOK_SECONDS, _LEAST_SILENCE = 1.0, 5.0
 
 #: Held while a process starts, or its end is read. The module `multiprocessing` reads the end of any process when it starts another, and the second
 #: reader of an end would take it for a failure.
@@ -62,6 +69,7 @@ class Session:
 
     Args:
         on_end: called with this object when the process has ended.
+        on_silence: called with this object and a text when the process has not reported for the session's timeout.
 
     Attributes:
         spec: what the process was told.
@@ -71,8 +79,15 @@ class Session:
         ended: set when the process has ended.
     """
 
-    def __init__(self, spec: SessionSpec, peer: str, on_end: Callable[[Session], None]) -> None:
-        self.spec, self.peer, self._on_end = spec, peer, on_end
+    def __init__(
+        self,
+        spec: SessionSpec,
+        peer: str,
+        on_end: Callable[[Session], None],
+        on_silence: Callable[[Session, str], None],
+    ) -> None:
+        self.spec, self.peer, self._on_end, self._on_silence = spec, peer, on_end, on_silence
+        self._has_reported, self._silent = True, 0.0
         self.attending: set[int] = set()
         self.lost: str | None = None
         self.ended = asyncio.Event()
@@ -91,7 +106,7 @@ class Session:
         """Starts the process. Returns host and port of the job's key-value store, which its first message has.
 
         Raises:
-            Mistake: the process cannot be started, fails before its first message, or sends none within the session's timeout.
+            Mistake: the process cannot be started, fails before its first message, or sends none within half of the session's timeout.
         """
         pipe, theirs = None, None
         try:
@@ -110,11 +125,15 @@ class Session:
         threading.Thread(target=self._watch, args=(pipe, process), name="salientpp-session", daemon=True).start()
         if self.lost is not None:  # while the process started
             self._tell()
+        patience = self.spec.timeout * _SHARE_OF_START
         try:
-            return await asyncio.wait_for(asyncio.shield(self._first), self.spec.timeout)
+            first = await asyncio.wait_for(asyncio.shield(self._first), patience)
+            self._look()
+            return first
         except asyncio.TimeoutError:
+            self.lost = f"{self.process_name} did not report for {patience:g} s; it may be stopped"
             self.kill()
-            raise Mistake(f"the session's process did not report for {self.spec.timeout:g} s") from None
+            raise Mistake(self.lost) from None
 
     def lose(self, why: str) -> None:
         """Tells the process that the session cannot go on, and kills it if it has not ended soon after."""
@@ -160,6 +179,14 @@ class Session:
         }
 
     @property
+    def process_name(self) -> str:
+        """Words for the process, for errors of other ranks."""
+        spec = self.spec
+        return (
+            f"rank {spec.trainers + spec.index} of the session, its process on storage host {spec.hosts[spec.index]},"
+        )
+
+    @property
     def has_succeeded(self) -> bool:
         """True if the process has ended by itself and without an error."""
         return self._process is not None and self._process.exitcode == 0
@@ -198,7 +225,19 @@ class Session:
                 process.join()
             self._loop.call_soon_threadsafe(self._end)
 
+    def _look(self) -> None:
+        """Counts the seconds without a report. While the server is stopped itself, it does not count."""
+        self._silent = 0.0 if self._has_reported else self._silent + _LOOK_SECONDS
+        self._has_reported = False
+        if self.ended.is_set():
+            return
+        if self._silent < (longest := max(self.spec.timeout, _LEAST_SILENCE)):
+            self._loop.call_later(_LOOK_SECONDS, self._look)
+        else:
+            self._on_silence(self, f"{self.process_name} did not report for {longest:g} s; it may be stopped")
+
     def _read(self, message: dict[str, Any]) -> None:
+        self._has_reported = True
         if "store" in message and not self._first.done():
             self._first.set_result([*message["store"]])
         if "rows" in message:

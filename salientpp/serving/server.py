@@ -183,7 +183,7 @@ class Server:
                 if (do := what.get("do")) == "beat":
                     continue
                 if do == "lost":
-                    self._lose(peer, readable(what.get("why"), 1000))
+                    self._lose(peer.session, readable(what.get("why"), 1000))
                     continue
                 if do == "bye":
                     peer.why = readable(what["why"], 1000) if "why" in what else None
@@ -208,7 +208,7 @@ class Server:
             return
         session.attending.discard(peer.rank)
         if peer.why is not None:
-            self._lose(peer, f"rank {peer.rank} of the job {peer.why}")
+            self._lose(session, f"rank {peer.rank} of the job {peer.why}")
         elif not session.attending:
             session.leave()
         self._peers.discard(peer)
@@ -252,7 +252,7 @@ class Server:
             raise Mistake(f"session {spec.session} is open already; choose another id")
         if self._is_stopping:
             raise Mistake("this server is being stopped")
-        session = self._sessions[spec.session] = Session(spec, peer.name, self._end)
+        session = self._sessions[spec.session] = Session(spec, peer.name, self._end, self._lose)
         first = await session.begin(self._run, self._context)
         if session.ended.is_set():
             raise Mistake(f"the session {session.outcome()}")
@@ -287,9 +287,9 @@ class Server:
         session.attending.add(rank)
         self._peers.add(peer)
 
-    def _lose(self, peer: Peer, why: str) -> None:
-        """Ends the session of a connection, and tells its ranks. Only the first reason counts."""
-        if (session := peer.session) is not None and session.lost is None:
+    def _lose(self, session: Session | None, why: str) -> None:
+        """Ends a session, and tells its ranks. Only the first reason counts."""
+        if session is not None and session.lost is None:
             self._tell_lost(session, why)
             session.lose(why)
 
@@ -305,8 +305,7 @@ class Server:
         outcome = session.outcome()
         self._log(f"session {session.spec.session} of {session.peer} {outcome}")
         if session.lost is None:
-            process = f"rank {session.spec.trainers + self._index} of the session, its process on storage host {self._address},"
-            self._tell_lost(session, "" if session.has_succeeded else f"{process} {outcome}")
+            self._tell_lost(session, "" if session.has_succeeded else f"{session.process_name} {outcome}")
         for peer in self._peers:
             if peer.session is session:
                 peer.why = None

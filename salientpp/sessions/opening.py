@@ -127,9 +127,8 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
         meeting, comm.rank, comm.size + len(hosts), name, attended[0].own_host, launched, of, f"rank {comm.size}{of}"
     )
     files, unused = Files(hosts, token, seconds), queue.SimpleQueue[None]()
-    job.tell_hosts = functools.partial(_lose, weakref.ref(job), attended)
     for connection in attended:
-        connection.keep_beating(job.tell_hosts)
+        connection.keep_beating(functools.partial(_lose, weakref.ref(job), attended))
     threading.Thread(target=_await_end, args=(unused, attended, files), name="salientpp-end", daemon=True).start()
     # After the end of the roles, which tells the storage ranks that this script has ended. So the roles are made later.
     multiprocessing.util.Finalize(job, _end, (unused, attended, files), exitpriority=-1)
@@ -213,10 +212,7 @@ def _await_end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], 
 
 
 def _lose(job: weakref.ref[Job], attended: Sequence[Connection], text: str) -> None:
-    """Runs when a storage server says that a process of the session is lost, when this server itself is lost, or when the session's store does not answer.
-
-    Tells the servers.
-    """
+    """Runs when a storage server says that a process of the session is lost, or when this server itself is lost. Tells the other servers."""
     if (there := job()) is not None:
         there.heard = there.heard or text
     for connection in attended:

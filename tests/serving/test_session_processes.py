@@ -116,8 +116,21 @@ def test_a_process_that_stays_after_a_loss_is_killed(server):
     pid = pid_of(server, "b6")
     owner.close(bye=False)
     until(lambda: server.told("b6"))
-    assert 0.5 < until(lambda: not is_alive(pid)) < 30
+    assert 0.1 < until(lambda: not is_alive(pid)) < 30
     until(lambda: not server.sessions())
+
+
+def test_a_stopped_process_is_lost_after_the_timeout(server):
+    """Its server misses its reports, tells the ranks, and ends it."""
+    owner, told = server.connect(timeout=6), []
+    server.open(owner, "a6", timeout=6)
+    owner.keep_beating(told.append)
+    pid = pid_of(server, "a6")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: told)
+    assert "its process on storage host" in told[0] and "did not report for 6 s; it may be stopped" in told[0]
+    until(lambda: not server.sessions() and not is_alive(pid))
+    owner.close()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ def test_a_process_that_stays_after_a_loss_is_killed(server):
     [
         ("f7", "the session failed: the part is missing"),
         ("d7", "the session was killed by signal 9"),
-        ("c7", "the session's process did not report for 0.5 s"),
+        ("c7", "rank 1 of the session, its process on storage host .*, did not report for 0.25 s; it may be stopped"),
     ],
 )
 def test_a_process_that_fails_at_its_start_is_an_error_of_open(server, session, text):

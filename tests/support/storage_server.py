@@ -42,8 +42,10 @@ def body(pipe: Pipe, spec: SessionSpec) -> None:
         time.sleep(0.3)
         return
     try:
+        while not pipe.poll(0.5):
+            pipe.send({})
         told = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         return
     with open(f"{spec.root}.{spec.session}", "a") as file:
         file.write(told["lost"])
