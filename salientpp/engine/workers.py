@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from salientpp.engine.drawing.method import DrawingMethod
+from salientpp.engine.drawing.method import DrawingMethod, checked_sample
 from salientpp.engine.trace import WORKER, Trace, traced
 from salientpp.ops import mark_thread
 from salientpp.processes import Lock, Task, Threads, Undone, after_fork
@@ -103,7 +103,7 @@ class SamplingWorkers:
         metadata = mfg.metadata
         kept = {name: value for name in ("edge_rows", "per_seed") if (value := getattr(mfg, name, None)) is not None}
         if self.transform is not None:
-            mfg = self.transform(mfg)
+            mfg = checked_sample("transform_sampler_output", self.transform(mfg))
             mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
             for name, value in kept.items():
                 setattr(mfg, name, value)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
-from torch_geometric.sampler import SamplerOutput
+from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 import salientpp
 from salientpp import NeighborLoader
@@ -454,6 +454,21 @@ def test_transform_sampler_output_may_drop_the_edge_ids(data):
 
     for batch in make(data, transform_sampler_output=forget):
         assert "e_id" not in batch and "edge_attr" not in batch and batch.edge_index.size(1) > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_functions_that_return_no_sample_are_named(data, num_workers):
+    class ReturnsNothing(BaseSampler):
+        def sample_from_nodes(self, index: Any, **kwargs: Any) -> Any:
+            return None
+
+        def sample_from_edges(self, index: Any, **kwargs: Any) -> Any:
+            return None
+
+    for name, given in (("transform_sampler_output", lambda sampled: None), ("neighbor_sampler", ReturnsNothing())):
+        text = f"stage sample: {name} must return a SamplerOutput or HeteroSamplerOutput, got a NoneType$"
+        with pytest.raises(StageError, match=text):
+            list(make(data, num_workers=num_workers, **{name: given}))
 
 
 class Boom(Exception):

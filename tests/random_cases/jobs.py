@@ -153,8 +153,8 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
         for _ in loader:
             pass
         return
-    if {*job.odd} & {*OF_SEEDS, "pad"} & job.arguments.keys():
-        return  # an odd value that is valid after all; such seeds and sizes are not modelled
+    if {*job.odd} & {*OF_SEEDS, "pad", "transform", "transform_sampler_output"} & job.arguments.keys():
+        return  # an odd value that is valid after all; such seeds, sizes and functions are not modelled
     try:
         plain = scene.plain(loader.seed)
         plain.turns(0)

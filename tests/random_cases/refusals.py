@@ -32,7 +32,7 @@ _KNOWN = re.compile(
             r"pad=\{'static': True\} excludes pin_memory",
             r"device_rows\['zero_copy'\] needs rows in memory, but the rows of x come from a custom row source",
             r"excludes a salientpp.PPRSampler",
-            r"memory\['allow'\]=\('sums',\) is for a NeighborLoader",
+            r"memory\['allow'\]=\('sums',\) (is for a NeighborLoader|permits a plan to send sums instead of rows)",
         )
     )
 )

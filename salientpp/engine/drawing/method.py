@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.engine.drawing.division import Division
 from salientpp.engine.pipeline import Stage
@@ -76,7 +76,7 @@ class DrawingMethod:
     def draw_piece(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
         """Samples the MFG of the seeds at these positions. With ``only_vertices``, its edges may be missing."""
         inputs = chosen(self.seeds.inputs, positions)
-        mfg = self.seeds.draw(inputs, **self.arguments(keys, only_vertices))
+        mfg = checked_sample("neighbor_sampler", self.seeds.draw(inputs, **self.arguments(keys, only_vertices)))
         if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg
@@ -128,6 +128,17 @@ class DrawingMethod:
             scout: runs a function in a sampling thread.
         """
         return []
+
+
+def checked_sample(argument: str, found: Any) -> Mfg:
+    """Returns a sample that the user's code may have made.
+
+    Raises:
+        TypeError: it is no sample. A function without ``return`` gives None.
+    """
+    if not isinstance(found, (SamplerOutput, HeteroSamplerOutput)):
+        raise TypeError(f"{argument} must return a SamplerOutput or HeteroSamplerOutput, got a {type(found).__name__}")
+    return found
 
 
 def chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
