@@ -183,8 +183,11 @@ def without_padding(batch: Any) -> tuple[Any, list[str]]:
 # --- sums ----------------------------------------------------------------------------------------------------------
 
 
-def unlike_sums(batch: Any, want: Any) -> list[str]:
-    """Compares, for each vertex, the reduction over its neighbours: of rows and sums in ``batch``, of rows alone in ``want``."""
+def unlike_sums(batch: Any, want: Any, dtype: torch.dtype) -> list[str]:
+    """Compares, for each vertex, the reduction over its neighbours: of rows and sums in ``batch``, of rows alone in ``want``.
+
+    Sums are computed in ``dtype``, that of the rows as they are stored. Then they get the dtype of the batch.
+    """
     partial = batch.partial
     x, edge_index = batch.x.plain().double(), batch.edge_index.plain()
     if not torch.equal(batch.n_id[: batch.batch_size], want.n_id[: want.batch_size]):
@@ -205,7 +208,7 @@ def unlike_sums(batch: Any, want: Any) -> list[str]:
     theirs = _reduced(want.x.double(), want.edge_index, _weights(want, weight), want.n_id, partial.reduction)
     if mine.keys() != theirs.keys():
         return ["sums of other vertices"]
-    near = _NEAR[want.x.dtype.itemsize]
+    near = max(_NEAR[each.itemsize] for each in (dtype, want.x.dtype))
     for v, (number, value, size) in theirs.items():
         if mine[v][0] != number or not bool(((mine[v][1] - value).abs() <= near * size).all()):
             return [f"vertex {v} has {mine[v]}, expected {(number, value)}"]

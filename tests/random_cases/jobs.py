@@ -244,7 +244,10 @@ def shrunk(job: Job, pool: Pool, folder: Path, tries: int = 150, seconds: float 
 
 def _kind_of(why: str | None) -> str | None:
     """Returns the beginning of a description without its numbers. A smaller job must fail in the same way."""
-    return None if why is None else re.sub(r"[^a-zA-Z ]|rank|step|step.*?:", "", why)[:25]
+    if why is None:
+        return None
+    words = why.partition("Error: ")[2] if " refuses with " in why else why
+    return re.sub(r"[^a-zA-Z ]|rank|step|step.*?:", "", words)[:25]
 
 
 def _simpler(job: Job) -> Iterator[Job]:

@@ -37,10 +37,10 @@ _KNOWN = re.compile(
     )
 )
 
-#: Errors of odd arguments that name its value and the choices (an attribute, a split), or what differs between the ranks, instead of the argument.
+#: Errors of odd arguments that name its value and the choices (an attribute, a split), what differs between the ranks, or another argument that must fit.
 _OF_VALUES = re.compile(
     r"The time attribute .* is neither|the weight of the edges must be|has the splits '|the edges have the attributes|"
-    r"all ranks must have the same (topology|ppr|replace|disjoint|dataset)"
+    r"all ranks must have the same (topology|ppr|replace|disjoint|dataset|neg_sampling)|neg_sampling must|must have one entry per seed"
 )
 
 

@@ -131,7 +131,7 @@ class Use:
         job = self.job
         want = expected_form(want, self.changes)
         if "partial" in batch and batch.partial is not None:
-            return unlike_sums(batch, want)
+            return unlike_sums(batch, want, self.scene.whole.x.dtype)
         if job.value("pad") is not None:
             if job.graph.is_directory and (wrong := self._unlike_original(batch)):
                 return wrong

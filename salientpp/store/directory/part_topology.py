@@ -12,7 +12,7 @@ from torch import Tensor
 from salientpp.graph.clock import Clock
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.part import PartGraph, PartLists
-from salientpp.graph.relation import EdgeReader, Relation
+from salientpp.graph.relation import EdgeReader, Relation, one_each
 from salientpp.store.directory.columns import StoredRows, no_rows, stored_rows
 from salientpp.store.directory.description import EdgeType, check_times_of_edges
 from salientpp.store.directory.topology import Topology
@@ -74,7 +74,10 @@ def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dic
     """Returns the clock, which turns times into comparable integers, and the vertex times in these: int64 [N] per type with times."""
     if time_attr is None:
         return None, {}
-    node_time = topology.node_times(time_attr)
+    node_time = {
+        name: one_each(time, topology.description.vertices(name).num_vertices, f"time_attr={time_attr!r} of {words_for(name)}")
+        for name, time in topology.node_times(time_attr).items()
+    }
     if node_time:
         clock = Clock.of(list(node_time.values()), time_attr)
         return clock, {name: clock.read(time, time_attr) for name, time in node_time.items()}

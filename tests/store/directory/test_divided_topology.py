@@ -247,6 +247,8 @@ def test_times_of_edges_of_two_kinds_are_refused_in_parts(tmp_path):
         ("tiem", None, "The time attribute 'tiem' is neither"),
         (None, "x", "weight_attr must name an edge attribute, but no edges have an attribute 'x'"),
         (None, "negative", r"the weight of the edges into part \d must be finite and >= 0, got -1"),
+        ("x", None, r"time_attr='x' of the vertices must be a tensor of shape \[60\], got \[60, "),
+        ("edge_attr", None, r"the time of the edges into part \d must be a tensor of shape \[\d+\], got \[\d+, "),
     ],
 )
 def test_a_wrong_attribute_of_a_part_is_refused(tmp_path, time_attr, weight_attr, text):
