@@ -94,16 +94,16 @@ class Job:
 
 
 def job_of(seed: int) -> Job:
-    """Returns the random job of an integer. Four consecutive jobs share a graph, because partitioning takes as long as a job."""
-    graph = graph_of(random.Random(f"graph {seed // 4}"))
+    """Returns the random job of an integer. Eight consecutive jobs share a graph, because partitioning takes as long as a job."""
+    graph = graph_of(random.Random(f"graph {seed // 8}"))
     r = random.Random(f"job {seed}")
     parts = graph.parts
-    ranks = r.choice([w for w in (1, 2, 2, 3, 4, 4) if w <= parts or w % parts == 0]) if graph.is_directory else 1
+    ranks = r.choice([w for w in (1, 2, 2, 2, 3, 4) if w <= parts or w % parts == 0]) if graph.is_directory else 1
     link = r.random() < 0.25
     arguments, odd = arguments_of(r, graph, ranks, link)
     steps = [
         r.choices(list(STEPS), list(STEPS.values()))[0].replace("N", str(r.randrange(5)))
-        for _ in range(r.choice((1, 1, 2, 3)))
+        for _ in range(r.choices((1, 2, 3), (6, 3, 1))[0])
     ]
     fitting = tuple(step for step in steps if step.split()[0] not in _IN_MEMORY or not graph.is_directory)
     if "Endless" in arguments.get("batch_sampler", ""):

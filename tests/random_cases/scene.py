@@ -291,6 +291,8 @@ class Scene:
         return rows[slice(*self._range(self.layout.parts_of(self.rank), type_))]
 
     def _cache_of(self, alpha: float) -> Any:
+        if self.given_cache is not None:  # all loaders of the job get the same cache
+            return self.given_cache
         same = {
             name: value for name, value in (("ranks_per_host", self.job.value("ranks_per_host")),) if value is not None
         }

@@ -71,7 +71,8 @@ def open_array(path: Path, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.m
     try:
         # Copy-on-write: pages are shared and never written back. A stray in-place write by the user's code stays private to its process;
         # with a read-only map it would be a segmentation fault.
-        array = np.lib.format.open_memmap(path, mode="c")
+        # numpy resolves a Path, which takes longer than all else.
+        array = np.lib.format.open_memmap(str(path), mode="c")
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DatasetError(
