@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
+import functools
 import gc
 import json
 import os
@@ -432,16 +434,19 @@ class Use:
         self.epoch += 1
 
     def _in_turn(self, loader: Any) -> Iterator[list[Any]]:
-        """Yields the batches one by one; those of a round together if a rank has more logical ranks than another, which waits for the end of the round."""
+        """Yields the batches one by one; those of a round together if a rank has more of them than another, which waits for the end of the round."""
         if self._has_even_rounds:
             batches = iter(loader)
             return iter(lambda: self._taken(batches, 1), [])
         return iter(loader.rounds())
 
-    @property
+    @functools.cached_property
     def _has_even_rounds(self) -> bool:
-        layout = self.scene.layout
-        return len({len(layout.logical_ranks_of(rank)) for rank in range(layout.ranks)}) == 1
+        """True if ranks that have batches in a round have equally many. A rank with fewer gives them at the end of the round, and waits for the others."""
+        order, joined = self.plain.order, self.plain.joined
+        of_ranks = [order.turns(0, rank, joined) for rank in range(self.scene.layout.ranks)]
+        batches = [collections.Counter(pieces[0][1] for pieces in turns) for turns in of_ranks]
+        return all(len({of_rank[number] for of_rank in batches} - {0}) <= 1 for number in set().union(*batches))
 
     # --- counts and memory ----------------------------------------------------------------------------------
 
