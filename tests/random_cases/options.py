@@ -162,6 +162,8 @@ def weight_attr(d: Draft) -> str | None:
 def neighbor_sampler(d: Draft) -> str | None:
     if d.r.random() < 0.1:
         return "'device'"  # refused: random jobs have no device
+    if "num_neighbors" in d.odd:  # the user could not make such a sampler
+        return None
     if d.graph.sorted_by or d.has("replace", "disjoint", "time_attr", "weight_attr", "subgraph_type", "directed"):
         return None
     numbers = d.chosen["num_neighbors"]
@@ -195,8 +197,8 @@ def batch_sampler(d: Draft) -> str | None:
 def batch_size(d: Draft) -> str | None:
     if d.has("batch_sampler"):
         return None
-    # At most 50 batches an epoch: the cost of a job grows with them, and no pipeline is deeper than that.
-    least = (d.graph.edges if d.link else d.graph.vertices) / 50
+    # At most 40 batches an epoch, and 25 of edges: the cost of a job grows with them, and no pipeline is deeper than that.
+    least = d.graph.edges / 25 if d.link else d.graph.vertices / 40
     return d.pick(*(size for size in VALUES["batch_size"] if size >= least))
 
 

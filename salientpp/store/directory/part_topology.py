@@ -75,7 +75,9 @@ def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dic
     if time_attr is None:
         return None, {}
     node_time = {
-        name: one_each(time, topology.description.vertices(name).num_vertices, f"time_attr={time_attr!r} of {words_for(name)}")
+        name: one_each(
+            time, topology.description.vertices(name).num_vertices, f"time_attr={time_attr!r} of {words_for(name)}"
+        )
         for name, time in topology.node_times(time_attr).items()
     }
     if node_time:
