@@ -93,7 +93,7 @@ def storage(vertices: int, degree: float, num_features: int) -> Iterator[Hosts]:
     with tempfile.TemporaryDirectory() as made:
         folder, data = Path(made), generated(vertices, degree, num_features)
         salientpp.partition(data, PARTS, folder / "stored", FANOUTS, 64, topology="parts", refine=False)
-        with serving(folder / "stored", 2, folder) as hosts:
+        with serving(folder / "stored", 2, folder, is_command=True) as hosts:
             yield hosts
 
 

@@ -203,7 +203,7 @@ def test_ten_thousand_connections_delay_no_client(server):
 
 def test_a_server_without_free_descriptors_goes_on(root, tmp_path):
     with running(root, tmp_path, files=80) as server, server.connect() as connection:
-        folder = f"/proc/{server.process.pid}/fd"
+        folder = f"/proc/{server.pid}/fd"
         before = len(os.listdir(folder))
         strangers = [server.raw() for _ in range(60)]
         until(lambda: len(os.listdir(folder)) <= before + 20 + 1)  # a quarter of 80 strangers
@@ -239,7 +239,7 @@ def test_the_ranks_of_a_large_job_may_all_connect_at_once(server):
 
 
 def test_the_server_may_open_as_many_files_as_the_system_allows(server):
-    limits = open(f"/proc/{server.process.pid}/limits").read()
+    limits = open(f"/proc/{server.pid}/limits").read()
     (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
     soft, hard = line.split()[3:5]
     assert soft == hard == str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])

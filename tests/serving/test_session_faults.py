@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -216,19 +215,21 @@ def test_a_stopped_rank_is_named_after_the_timeout(hosts: Hosts, tmp_path: Path)
     """The storage hosts name it, because it sends no beats. It has the only process of its job."""
     script = SCRIPT.replace(
         "part = salientpp.load(address)",
+        "print(os.getpid(), flush=True)\n"
         "from salientpp.store.directory import load as loading; from functools import partial; from datetime import timedelta\n"
         "loading.open_session = partial(loading.open_session, timeout=timedelta(seconds=5)); part = salientpp.load(address)",
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SALIENTPP_TOKEN": TOKEN}
-    command = [sys.executable, "-c", script, hosts.address, "1000", "0.05", "2"]
+    command = [python(), "-c", script, hosts.address, "1000", "0.05", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as job:
         try:
             assert job.stdout is not None and job.stderr is not None
+            pid = int(job.stdout.readline())
             assert json.loads(job.stdout.readline()) == "ready"
-            job.send_signal(signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             until(lambda: not hosts.sessions(), 30)
             assert "did not answer for 5 s; it may be stopped" in hosts.log()
-            job.send_signal(signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             job.wait(distributed.HANG)
             assert "RankFailure" in job.stderr.read()
         finally:
@@ -252,7 +253,7 @@ def test_jobs_resume_after_a_restart_of_the_storage(hosts: Hosts, root: Path, tm
     state = loader.state_dict()
     pids = [session["pid"] for session in hosts.sessions()]
     if how == signal.SIGKILL:
-        hosts.processes[1].send_signal(how)
+        hosts.send_signal(1, how)
     else:
         hosts.stop()
     with pytest.raises(RuntimeError, match="storage host") as raised:
@@ -368,7 +369,7 @@ def test_mistakes_are_named(hosts: Hosts, root: Path, monkeypatch: pytest.Monkey
 def test_hosts_may_serve_copies_of_their_parts(hosts: Hosts, root: Path, tmp_path: Path) -> None:
     expected = ids_of(loader_of(salientpp.load(hosts.address)))
     (tmp_path / "disk").mkdir()
-    with serving(root, 1, tmp_path, "--copy-to", str(tmp_path / "disk")) as copied:
+    with serving(root, 1, tmp_path, "--copy-to", str(tmp_path / "disk"), is_command=True) as copied:
         assert ids_of(loader_of(salientpp.load(copied.address))) == expected
 
 

@@ -63,8 +63,8 @@ def test_a_session_begins_reports_and_ends_by_itself(server):
     assert server.told("e1") == ""
 
 
-def test_a_session_starts_within_a_moment(server):
-    with server.connect() as first, server.connect() as second:
+def test_a_session_starts_within_a_moment(root, tmp_path):
+    with running(root, tmp_path, is_new=True) as server, server.connect() as first, server.connect() as second:
         server.open(first, "a2")  # the fork server has imported everything after its first process
         begin = time.monotonic()
         server.open(second, "a3")
@@ -236,7 +236,7 @@ def test_a_killed_server_leaves_no_process(root, tmp_path):
             server.open(connection, f"ad{number}")
         pids = [each["pid"] for each in server.sessions()]
         parents = {int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]) for pid in pids}
-        assert len(pids) == 3 and server.process.pid not in parents  # the fork server is their parent
+        assert len(pids) == 3 and server.pid not in parents  # the fork server is their parent
         server.process.kill()
         server.process.wait()
         until(lambda: not any(map(is_alive, [*pids, *parents])))

@@ -288,10 +288,10 @@ def test_the_garbage_collector_may_end_a_session_in_any_thread(hosts: Hosts) -> 
 def test_a_stopped_storage_host_delays_the_end_of_a_process_by_seconds(hosts: Hosts) -> None:
     with Connection(hosts.addresses[0], TOKEN, 300) as opened:
         opened.request(do="status")
-        hosts.processes[0].send_signal(signal.SIGSTOP)
+        hosts.send_signal(0, signal.SIGSTOP)
         begin = time.monotonic()
         try:
             opened.close()
         finally:
-            hosts.processes[0].send_signal(signal.SIGCONT)
+            hosts.send_signal(0, signal.SIGCONT)
         assert time.monotonic() - begin < 60

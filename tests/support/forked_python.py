@@ -26,6 +26,38 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 
 
+# --- in a script -----------------------------------------------------------------------------------------------
+
+
+def fork_helpers() -> None:
+    """Makes the fork server and the resource tracker of ``multiprocessing`` forks of this process, instead of new interpreters.
+
+    The process must have no threads at this time. As in a new interpreter, the helpers keep only the files that they are given.
+    """
+    from multiprocessing import util
+
+    util.spawnv_passfds = _fork_helper
+
+
+def _fork_helper(path: str, arguments: list[str], files: list[int]) -> int:
+    import gc
+    import traceback
+
+    if pid := os.fork():
+        return pid
+    gc.freeze()  # a socket object of the script that was collected here would close a file that now has its number
+    end = 3
+    for number in sorted({*files, os.sysconf("SC_OPEN_MAX")}):
+        os.closerange(end, number)
+        end = max(end, number + 1)
+    try:
+        exec(arguments[arguments.index("-c") + 1], {})
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
 # --- the process that asks for a script ------------------------------------------------------------------------
 
 

@@ -22,11 +22,14 @@ import salientpp.analysis.analyze
 import salientpp.cli.description
 import salientpp.cli.given_graph
 import salientpp.cli.progress
+import salientpp.cli.serve
 import salientpp.datasets
 import salientpp.fullgraph
 import salientpp.layerwise.inference
 import salientpp.loader.link_loader
 import salientpp.loader.node_loader
+import salientpp.serving.server
+import salientpp.serving.session
 import salientpp.store.directory.writer
 
 os.fsync = os.fstat  # as in tests/conftest.py

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
+from forked_python import python
+
 from salientpp.serving.directory import open_directory
 from salientpp.serving.server import Server, listen
 from salientpp.serving.spec import SessionSpec
@@ -67,7 +69,7 @@ def main() -> None:
             body,
             lambda text: print(text, file=sys.stderr, flush=True),
         )
-        which = server.serve(lambda: print(real, flush=True))
+        which = server.serve(lambda: print(os.getpid(), real, flush=True))
     sys.exit(100 + which)
 
 
@@ -76,16 +78,18 @@ class Running:
     """A server in a process of its own.
 
     Attributes:
+        pid: process id of the server.
         log: file with its stderr.
     """
 
     process: subprocess.Popen[str]
+    pid: int
     address: Address
     root: Path
     log: Path
     open_sockets: list[socket.socket] = field(default_factory=list)
 
-    def connect(self, token: str = TOKEN, timeout: float = 20.0) -> Connection:
+    def connect(self, token: str = TOKEN, timeout: float = 120.0) -> Connection:
         return Connection(self.address, token, timeout)
 
     def raw(self) -> socket.socket:
@@ -129,16 +133,25 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(root: Path, folder: Path, *hosts: str, address: str = "127.0.0.1:0", files: int = 0) -> Iterator[Running]:
-    """Starts a server, and kills it at the end. ``files`` is the number of files that it may open; 0: the usual one."""
-    script = "from storage_server import main; main()"
+def running(
+    root: Path, folder: Path, *hosts: str, address: str = "127.0.0.1:0", files: int = 0, is_new: bool = False
+) -> Iterator[Running]:
+    """Starts a server, and kills it at the end.
+
+    Args:
+        files: number of files that it may open; 0: the usual one.
+        is_new: start the server and its fork server as new interpreters. Otherwise both are forks of a process that has done the imports.
+    """
+    script = "import forked_python, storage_server; {}storage_server.main()".format(
+        "" if is_new else "forked_python.fork_helpers(); "
+    )
     if files:
         script = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files})); {script}"
     log = folder / "server.log"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))}
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(root), address, *hosts],
+            [sys.executable if is_new else python(), "-c", script, str(root), address, *hosts],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -148,7 +161,8 @@ def running(root: Path, folder: Path, *hosts: str, address: str = "127.0.0.1:0",
     try:
         line = process.stdout.readline().strip()
         assert line, log.read_text()
-        server = Running(process, parse_address(line), root, log)
+        pid, place = line.split()
+        server = Running(process, int(pid), parse_address(place), root, log)
         yield server
     finally:
         for each in [] if server is None else server.open_sockets:
