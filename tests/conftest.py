@@ -22,9 +22,15 @@ os.fsync = os.fstat
 pytest.register_assert_rewrite("batches", "command_line", "directories", "one_process")
 
 
+def pytest_collectstart() -> None:
+    """Pauses the garbage collector. Imports and the collection of tests make millions of objects, and next to no garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Hides the modules and the tests from the garbage collector, which would visit them hundreds of times."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

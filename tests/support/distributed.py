@@ -7,5 +7,5 @@ from salientpp.testing.ranks import run_ranks as run
 
 __all__ = ["HANG", "NEVER", "Failed", "forks", "run"]
 
-#: Lightning comes first, so that its objects are frozen. Without it, the server leaves it out.
-PRELOADED[:] = ["lightning.pytorch", "preloaded", "graphs", "distributed"]
+#: Lightning comes before `preloaded`, so that its objects are frozen. Without it, the server leaves it out.
+PRELOADED[:] = ["uncollected", "lightning.pytorch", "preloaded", "graphs", "distributed"]

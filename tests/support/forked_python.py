@@ -226,7 +226,9 @@ def run(arguments: list[str], installed: list[str]) -> None:
 if __name__ == "__main__":
     from pathlib import Path
 
-    import preloaded  # noqa: F401
+    import uncollected  # noqa: F401  first
+
+    import preloaded  # noqa: F401  isort: skip
 
     threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
     if len(threads - {"jemalloc_bg_thd"}) > 1:  # this thread is pyarrow's and stops for a fork

@@ -1,7 +1,7 @@
 """Slow imports of the servers from which tests fork ranks and scripts: torch, PyG, the package, and imports of tests.
 
 A fork inherits the modules. They are also frozen, so that the garbage collector does not visit them: this visit takes
-longer than the work of most ranks and scripts.
+longer than the work of most ranks and scripts. The servers pause it while they import this module, see ``uncollected``.
 """
 
 # ruff: noqa: F401
@@ -40,3 +40,4 @@ with torch.random.fork_rng():
         case.make(6, 12)  # PyG writes code for a class when a process makes its first layer
 gc.collect()
 gc.freeze()
+gc.enable()
