@@ -9,6 +9,8 @@ import sys
 import time
 
 import distributed
+import forked_python
+import huge_pages
 import pytest
 import torch
 from distributed import HANG
@@ -91,6 +93,47 @@ def test_slow_imports_are_already_done():
     code = "import sys; print('preloaded' in sys.modules, 'salientpp.loader.node_loader' in sys.modules)"
     assert ended(python(), "-c", code)[:2] == (0, "True True\n")
     assert distributed.run(_preloaded, 1) == [not torch.cuda.is_available()]
+
+
+#: A script whose fork server is a fork. It prints whether the fork server is, and how often it holds the file of the first argument.
+FORKS_A_SERVER = """
+import multiprocessing.forkserver, os, sys
+import forked_python
+held = open(sys.argv[1], "w")
+forked_python.fork_helpers()
+context = multiprocessing.get_context("forkserver")
+process = context.Process(target=print, args=("printed",))
+process.start()
+process.join()
+of_server = f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}"
+files = [os.readlink(f"{of_server}/fd/{number}") for number in os.listdir(f"{of_server}/fd")]
+print(open(f"{of_server}/cmdline").read() == open("/proc/self/cmdline").read(), files.count(sys.argv[1]))
+"""
+
+
+def test_a_fork_server_that_is_a_fork_holds_no_other_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(forked_python.__file__))
+    assert ended(python(), "-c", FORKS_A_SERVER, tmp_path / "held") == (0, "printed\nTrue 0\n", [])
+
+
+#: A script with 8 MB in memory, and 8 MB of which few pages are. It prints whether its memory grew by less than 1 MB, and whether it kept its values.
+COLLAPSES = """
+import mmap
+import huge_pages
+def pages():
+    return int(open("/proc/self/statm").read().split()[1])
+block, values = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), bytes(range(256)) * (8 << 12)
+block[: 8 << 20] = values
+block[8 << 20 :: 1 << 20] = bytes(8)
+before = pages()
+huge_pages.collapse()
+print((pages() - before) * mmap.PAGESIZE < 1 << 20, block[: 8 << 20] == values)
+"""
+
+
+def test_huge_pages_change_no_value_and_no_resident_memory(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(huge_pages.__file__))
+    assert ended(sys.executable, "-c", COLLAPSES) == (0, "True True\n", [])
 
 
 @pytest.mark.rare

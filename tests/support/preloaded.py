@@ -2,12 +2,14 @@
 
 A fork inherits the modules. They are also frozen, so that the garbage collector does not visit them: this visit takes
 longer than the work of most ranks and scripts. The servers pause it while they import this module, see ``uncollected``.
+Their memory is in huge pages, because most of the cost of a rank that does little is the copy of page tables, and its end.
 """
 
 # ruff: noqa: F401
 import gc
 import os
 
+import huge_pages
 import numpy
 import pyg_layers
 import pytest
@@ -41,3 +43,4 @@ with torch.random.fork_rng():
 gc.collect()
 gc.freeze()
 gc.enable()
+huge_pages.collapse()
