@@ -1,8 +1,8 @@
 """Connections by which the ranks of a job with storage ranks notice at once that a process is gone.
 
-Each rank keeps a connection to each storage rank, as long as its process runs. Nothing is sent over it but a greeting. The kernel closes the connections of a
-process that ends, also if it is killed. gloo's connections do not tell this: there are none before the first loader, and a script may destroy its process
-groups and go on.
+Each rank keeps a connection to each storage rank, as long as its process runs. Nothing is sent over it but a greeting and its answer. The kernel closes the
+connections of a process that ends, also if it is killed. gloo's connections do not tell this: there are none before the first loader, and a script may
+destroy its process groups and go on.
 
 A storage rank writes to the job's key-value store where it listens. It listens on the network interface that leads to the host of the store. If the store is
 on the same host, the others reach this host by the name by which they reach the store.
@@ -17,6 +17,7 @@ import os
 import secrets
 import selectors
 import socket
+import time
 import weakref
 from typing import Any
 
@@ -27,8 +28,17 @@ _PREFIX = "salientpp/lifeline"
 #: Bytes of a greeting: a secret in hexadecimal digits, and the number of the rank in decimal ones.
 _SECRET_BYTES, _RANK_BYTES = 32, 10
 
-#: Connections that have not sent a greeting. If there are more, the oldest is closed.
-_MOST_UNKNOWN = 1024
+#: Answer of a storage rank to a greeting. A connection without an answer shows nothing: another process may listen on the port.
+_ANSWER = b"1"
+
+#: Connections that the kernel keeps until they are accepted.
+_BACKLOG = 1024
+
+#: Connections that have not sent a greeting. If there are more, the oldest is closed, and a rank connects again. A process often may open 1024 files only.
+_MOST_UNKNOWN = 128
+
+#: Seconds between two attempts to accept a connection while no file can be opened.
+_NO_FILE_PAUSE = 0.02
 
 #: Longest time, in seconds, of an attempt to connect.
 _CONNECT_SECONDS = 2.0
@@ -57,6 +67,7 @@ class Lifelines:
         self._selector = selectors.DefaultSelector()
         self._listening: socket.socket | None = None
         self._unknown: dict[socket.socket, bytes] = {}
+        self._unanswered: dict[socket.socket, int] = {}
         self.ranks: dict[int, socket.socket] = {}
         if rank in storage:
             self._listen()
@@ -65,14 +76,14 @@ class Lifelines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (*self._unknown, *self.ranks.values(), *filter(None, [self._listening])):
+        for each in (*self._unknown, *self._unanswered, *self.ranks.values(), *filter(None, [self._listening])):
             each.close()
         self._selector.close()
 
     @property
     def are_all(self) -> bool:
         """True if there is a connection to every storage rank to which this rank connects."""
-        return not self._missing
+        return not self._missing and not self._unanswered
 
     def wait(self, seconds: float) -> list[int]:
         """Waits until something happens to a connection, at most for ``seconds``. Returns the ranks whose connections have closed.
@@ -88,9 +99,14 @@ class Lifelines:
             found: Any = event.fileobj
             if found is self._listening:
                 self._accept()
+            elif found.fileno() < 0 or (received := _received(found)) is None:
+                continue  # it was closed for an earlier event, or nothing has arrived
             elif found in self._unknown:
-                self._read_greeting(found)
-            elif not _received(found):
+                self._read_greeting(found, received)
+            elif received == _ANSWER and found in self._unanswered:
+                self.ranks[self._unanswered.pop(found)] = found
+            elif not received:
+                self._missing += [other for each, other in self._unanswered.items() if each is found]
                 self._forget(found)
                 closed += [rank for rank, each in self.ranks.items() if each is found]
         for rank in closed:
@@ -101,8 +117,12 @@ class Lifelines:
 
     def _listen(self) -> None:
         own = _own_address(self.store)
-        family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        self._listening = socket.create_server((own, 0), family=family, backlog=_MOST_UNKNOWN)
+        is_both = (
+            own == "" and socket.has_dualstack_ipv6()
+        )  # the others may reach this host by an address of either kind
+        family = socket.AF_INET6 if is_both or ":" in own else socket.AF_INET
+        self._listening = socket.create_server((own, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=is_both)
+        _open.add(self._listening)
         self._listening.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._secret = secrets.token_hex(_SECRET_BYTES // 2).encode()
@@ -111,14 +131,15 @@ class Lifelines:
 
     def _accept(self) -> None:
         assert self._listening is not None
-        with contextlib.suppress(OSError):  # it has gone again, or there is no file descriptor for it
+        try:
             made = self._listening.accept()[0]
             self._unknown[self._watched(made)] = b""
+        except OSError:  # it has gone again, or no file can be opened
+            time.sleep(_NO_FILE_PAUSE)
         if len(self._unknown) > _MOST_UNKNOWN:
             self._forget(next(iter(self._unknown)))
 
-    def _read_greeting(self, connection: socket.socket) -> None:
-        received = _received(connection)
+    def _read_greeting(self, connection: socket.socket, received: bytes) -> None:
         self._unknown[connection] += received
         greeting = self._unknown[connection]
         if received and len(greeting) < _SECRET_BYTES + _RANK_BYTES:
@@ -127,6 +148,8 @@ class Lifelines:
         if secrets.compare_digest(secret, self._secret) and number.isdigit():
             del self._unknown[connection]
             self.ranks[int(number)] = connection
+            with contextlib.suppress(OSError):  # it has closed, which the next call of `wait` sees
+                connection.send(_ANSWER)
         else:
             self._forget(connection)
 
@@ -138,7 +161,7 @@ class Lifelines:
         with contextlib.suppress(OSError):
             made = _connected(place["host"] or _host_of(self.store) or "localhost", place["port"])
             made.sendall(f"{place['secret']}{self.rank:0{_RANK_BYTES}d}".encode())
-            self.ranks[other] = self._watched(made)
+            self._unanswered[self._watched(made)] = other
             self._missing.remove(other)
 
     def _watched(self, connection: socket.socket) -> socket.socket:
@@ -150,14 +173,18 @@ class Lifelines:
     def _forget(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         self._unknown.pop(connection, None)
+        self._unanswered.pop(connection, None)
         connection.close()
 
 
-def _received(connection: socket.socket) -> bytes:
-    """Returns what has arrived; b"": the connection is closed."""
-    with contextlib.suppress(OSError):
+def _received(connection: socket.socket) -> bytes | None:
+    """Returns what has arrived; b"": the connection is closed; None: nothing has arrived."""
+    try:
         return connection.recv(_SECRET_BYTES + _RANK_BYTES)
-    return b""
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def _connected(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -55,13 +56,14 @@ def process(store: dist.Store, rank: int, storage: range, forks: bool = False) -
     pid = os.fork()
     if not pid:
         ends = Lifelines(dist.TCPStore("127.0.0.1", store.port, wait_for_workers=False), rank, storage)
-        while not ends.are_all:
+        while ends._missing:
             ends.wait(0.01)
         child = os.fork() if forks else 0
         if child or not forks:
             os.write(told, b"%d\n" % (child or os.getpid()))
+            while True:
+                ends.wait(HANG)
         signal.pause()
-        os._exit(0)
     last = int(os.read(ready, 20))
     os.close(ready), os.close(told)
     try:
@@ -92,8 +94,7 @@ def test_a_process_that_ends_before_the_first_look_is_noticed(store: dist.Store,
 
 def test_a_killed_storage_rank_is_noticed_by_all_others(store: dist.Store, stored: Lifelines) -> None:
     with process(store, 3, STORAGE) as pid, Lifelines(store, 0, STORAGE) as trains:
-        until(lambda: are_open(trains, 2, 3))
-        until(lambda: are_open(stored, 0, 3))
+        until(lambda: all([are_open(stored, 0, 3), are_open(trains, 2, 3)]))
         os.kill(pid, signal.SIGKILL)
         assert until(lambda: trains.wait(0.01)) == [3]
         assert until(lambda: stored.wait(0.01)) == [3]
@@ -110,12 +111,11 @@ def test_a_storage_rank_that_listens_later_is_connected_later(store: dist.Store)
     with Lifelines(store, 0, STORAGE) as trains:
         assert trains.wait(0.01) == [] and not trains.are_all
         with Lifelines(store, 2, STORAGE) as first:
-            assert trains.wait(0.01) == [] and not trains.are_all
+            until(lambda: all([are_open(first, 0), are_open(trains, 2)]))
+            assert not trains.are_all
             with Lifelines(store, 3, STORAGE) as second:
-                assert trains.wait(0.01) == [] and trains.are_all
-                assert not second.are_all
-                until(lambda: are_open(second, 0, 2))
-                until(lambda: are_open(first, 0, 3))
+                until(lambda: all([are_open(first, 0, 3), are_open(second, 0, 2), are_open(trains, 2, 3)]))
+                assert trains.are_all
 
 
 def test_a_storage_rank_that_cannot_be_reached_is_tried_again(store: dist.Store) -> None:
@@ -125,8 +125,8 @@ def test_a_storage_rank_that_cannot_be_reached_is_tried_again(store: dist.Store)
         assert trains.wait(0.01) == [] and not trains.are_all, "nothing listens there any more"
         with Lifelines(store, 2, range(2, 3)) as again:
             assert place_of(store) != place
-            assert trains.wait(0.01) == [] and trains.are_all
-            until(lambda: are_open(again, 0))
+            until(lambda: all([are_open(again, 0), are_open(trains, 2)]))
+            assert trains.are_all
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100, b"0" * 42, b"\xff" * 1000])
@@ -162,6 +162,74 @@ def test_strangers_do_not_keep_a_rank_out(store: dist.Store, stored: Lifelines, 
         each.close()
 
 
+def test_a_stranger_that_is_closed_in_the_same_moment_as_it_sends_ends_nothing(
+    store: dist.Store, stored: Lifelines, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(lifelines, "_MOST_UNKNOWN", 1)
+    place = place_of(store)
+    first = socket.create_connection((place["host"], place["port"]))
+    until(lambda: stored.wait(0.01) == [] and stored._unknown)
+    with socket.create_connection((place["host"], place["port"])):
+        first.sendall(b"x")
+        until(lambda: are_open(stored) and first not in stored._unknown and len(stored._unknown) == 1)
+    first.close()
+
+
+def test_a_rank_whose_connection_was_closed_for_strangers_connects_again(
+    store: dist.Store, stored: Lifelines, monkeypatch: Any
+) -> None:
+    """It is not told that the storage rank went away."""
+    with Lifelines(store, 0, range(2, 3)) as trains:
+        trains.wait(0.01)
+        monkeypatch.setattr(lifelines, "_MOST_UNKNOWN", 0)
+        until(lambda: all([are_open(stored), are_open(trains)]) and trains._missing)
+        monkeypatch.undo()
+        until(lambda: all([are_open(stored, 0), are_open(trains, 2)]))
+
+
+def test_another_program_on_the_port_is_no_storage_rank(store: dist.Store) -> None:
+    """A store in a file may be on a host where a storage rank of another host cannot be reached."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = {"host": "127.0.0.1", "port": other.getsockname()[1], "secret": "0" * 32}
+        store.set("salientpp/lifeline/2", json.dumps(place))
+        with Lifelines(store, 0, range(2, 3)) as trains:
+            assert trains.wait(0.01) == [] and not trains.are_all
+            other.accept()[0].close()
+            assert trains.wait(HANG) == [] and not trains.are_all
+
+
+def test_a_rank_that_can_open_no_files_does_not_spin(store: dist.Store, stored: Lifelines, monkeypatch: Any) -> None:
+    """The kernel reports the connection that waits until it is accepted."""
+    pauses: list[float] = []
+    monkeypatch.setattr(lifelines.time, "sleep", pauses.append)
+    with socket.create_connection((place_of(store)["host"], place_of(store)["port"])):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            assert stored.wait(HANG) == [] and pauses
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        until(lambda: are_open(stored) and stored._unknown)
+
+
+def test_a_forked_child_does_not_listen(store: dist.Store) -> None:
+    """Otherwise ranks would connect to it after its parent was killed."""
+    with Lifelines(store, 2, STORAGE):
+        ready, told = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.write(told, b"1")
+            signal.pause()
+        os.read(ready, 1)
+        os.close(ready), os.close(told)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((place_of(store)["host"], place_of(store)["port"]))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_it_listens_on_the_interface_of_the_store(store: dist.Store, stored: Lifelines) -> None:
     assert stored._listening is not None
     assert place_of(store)["host"] == stored._listening.getsockname()[0] == "127.0.0.1"
@@ -176,6 +244,9 @@ def test_a_store_on_this_host_is_reached_by_the_others_name(store: dist.Store, m
         assert place_of(store)["host"] == "", "all interfaces"
         trains.wait(0.01)
         until(lambda: are_open(stored, 0))
+        if socket.has_dualstack_ipv6():
+            with socket.socket(socket.AF_INET6) as other:
+                other.connect(("::1", place_of(store)["port"]))
 
 
 def test_a_store_in_a_file_has_no_host(tmp_path: Any) -> None:
