@@ -21,7 +21,7 @@ from salientpp.ranks.comm import Comm
 from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.job import Job
 from salientpp.ranks.roles import Roles
-from salientpp.ranks.roll import go_astray
+from salientpp.ranks.roll import go_astray, words_of
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: The classes of loaders, by the name that messages give them.
@@ -61,7 +61,9 @@ class Storage:
             go_astray(RankFailure(f"{error}{ended}"), self.job)
             self.roles.leave(stay=False)  # another storage rank may be the reason
             raise
-        except BaseException:
+        except BaseException as error:
+            if not self.job.name:  # in a session, the server tells them
+                self.job.tell_lost(f"rank {self.job.rank} ended early: {words_of(error)}")
             self.roles.leave()
             raise
         self.roles.leave()

@@ -39,6 +39,9 @@ _BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 #: Longest time, in seconds, between two looks for a lost process.
 _WATCH_PAUSE = 0.2
 
+#: Longest time, in seconds, that the end of a process waits for the thread that watches the others.
+_END_SECONDS = 2.0
+
 #: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
 _STAY_SECONDS = 30.0
 
@@ -80,9 +83,12 @@ class Roles:
             if not job.name:  # in a session, the storage hosts watch the ranks
                 job.is_watched = True
                 found.lifelines = Lifelines(job.store, job.rank, range(found.num_trainers, job.size))
-                about = weakref.ref(job), job.store, found.lifelines
+                over = threading.Event()
+                about = weakref.ref(job), job.store, found.lifelines, over
                 watching = threading.Thread(target=_watch, args=about, name="salientpp-beat", daemon=True)
                 watching.start()
+                # After `_end`. The interpreter aborts a process that exits while a thread is in the store.
+                multiprocessing.util.Finalize(None, _end_watch, (watching, over), exitpriority=-1)
         if found._num_storage_ranks != num_storage_ranks:
             raise ValueError(
                 f"storage_ranks must be equal for all graphs of a job, got {num_storage_ranks} after {found._num_storage_ranks}"
@@ -219,9 +225,9 @@ class _Silence:
         return None
 
 
-def _watch(job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines) -> None:
-    """Watches the processes of a job, and renews the beat of this one. Runs in a thread as long as the process runs."""
-    with contextlib.suppress(RuntimeError), lifelines:  # until the store is gone
+def _watch(job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines, over: threading.Event) -> None:
+    """Watches the processes of a job, and renews the beat of this one. Runs in a thread until the process ends, or the store is gone."""
+    with contextlib.suppress(RuntimeError), lifelines:
         clone: Any = store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
         lifelines.store = own = clone()  # another thread that waits for the store would keep this one waiting
         beat_at, pause = 0.0, _FIRST_PAUSE
@@ -239,6 +245,14 @@ def _watch(job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines) -> No
                 there.lost(own)
             del there
             pause = min(1.2 * pause, _WATCH_PAUSE)
+            if over.is_set():
+                return
+
+
+def _end_watch(watching: threading.Thread, over: threading.Event) -> None:
+    """Runs at the end of the process. A stopped store keeps the thread, which then cannot do any harm."""
+    over.set()
+    watching.join(_END_SECONDS)
 
 
 def _beat_of(rank: int) -> str:

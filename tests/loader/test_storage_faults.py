@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -285,6 +287,52 @@ def test_a_rank_that_is_killed_before_there_is_a_loader_is_named_by_all(
     assert found.pop(victim).kind == "Died"
     for text in found:
         assert text == f"rank {victim} went away; look at its output first", found
+
+
+def _serves_until_ctrl_c(rank: int, root: Path) -> str:
+    part = salientpp.load(root, storage_ranks=1)
+    if part.only_stores:
+        part.roles.messages = _interrupt
+        with pytest.raises(KeyboardInterrupt):
+            salientpp.serve(part)
+        return "interrupted"
+    with pytest.raises(RankFailure) as raised:
+        loader_of(part)
+    return str(raised.value)
+
+
+def _interrupt(look: Callable[[], None]) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_storage_rank_that_is_interrupted_is_named(stored: Path) -> None:
+    assert distributed.run(_serves_until_ctrl_c, 2, stored) == [
+        "rank 1 ended early: KeyboardInterrupt: ",
+        "interrupted",
+    ]
+
+
+_SCRIPT = """
+import sys
+import salientpp
+import torch.distributed as dist
+from salientpp.ranks import roles
+
+roles._WATCH_PAUSE = 0.0
+store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), wait_for_workers=False)
+dist.init_process_group("gloo", store=store, rank=int(sys.argv[1]), world_size=2)
+part = salientpp.load(sys.argv[3], storage_ranks=1)
+if part.only_stores:
+    salientpp.serve(part)
+"""
+
+
+def test_a_script_ends_well_while_its_process_watches_the_others(stored: Path) -> None:
+    """The interpreter aborts if a thread is in the store when it ends. So the watch must be over by then."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-c", _SCRIPT]
+    ranks = [subprocess.Popen([*command, str(rank), str(store.port), str(stored)]) for rank in range(2)]
+    assert [rank.wait(distributed.HANG) for rank in ranks] == [0, 0]
 
 
 def _breaks(batch: Any) -> Any:
