@@ -59,6 +59,7 @@ class Lifelines:
         store: the job's key-value store.
         rank: number of this rank.
         ranks: ranks with a connection.
+        closed: ranks whose connections have closed.
     """
 
     def __init__(self, store: dist.Store, rank: int, storage: range) -> None:
@@ -69,6 +70,7 @@ class Lifelines:
         self._unknown: dict[socket.socket, bytes] = {}
         self._unanswered: dict[socket.socket, int] = {}
         self.ranks: dict[int, socket.socket] = {}
+        self.closed: set[int] = set()
         if rank in storage:
             self._listen()
 
@@ -111,6 +113,7 @@ class Lifelines:
                 closed += [rank for rank, each in self.ranks.items() if each is found]
         for rank in closed:
             del self.ranks[rank]
+        self.closed.update(closed)
         return closed
 
     # --- storage ranks --------------------------------------------------------------------------------------

@@ -39,10 +39,13 @@ _BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 #: Longest time, in seconds, between two looks for a lost process.
 _WATCH_PAUSE = 0.2
 
+#: Seconds in which a storage rank must have noticed that rank 0 is gone, if the store is gone with it.
+_NEWS_SECONDS = 0.5
+
 #: Longest time, in seconds, that the end of a process waits for the thread that watches the others.
 _END_SECONDS = 2.0
 
-#: Longest time, in seconds, that the process which hosts the store stays at its end until all storage ranks have ended.
+#: Longest time, in seconds, that the process which hosts the store stays until all storage ranks have ended, after the ranks that train have.
 _STAY_SECONDS = 30.0
 
 
@@ -132,7 +135,7 @@ class Roles:
                 self._store.compare_set(f"{_PREFIX}/failure", "", f"rank {self.rank} ended early: {words}")
             # Returns when the store has the key, so that the others find it when this process's connections close.
             self._store.compare_set(_ended(self.rank), "", "1")
-            self._stay()
+            self._stay(also_for_trainers=words is None)
 
     # --- storage ranks --------------------------------------------------------------------------------------
 
@@ -172,10 +175,20 @@ class Roles:
             if ended:
                 return  # the rank that hosts the store was the last to train
             raise RankFailure(
-                f"storage rank {self.rank} has lost the job's store, so the rank that hosted it has ended; look at the output of the ranks that train ({error})"
+                "rank 0 went away, and with it the job's key-value store; look at its output first"
+                if self._has_lost_rank_0()
+                else f"storage rank {self.rank} has lost the job's store, so the rank that hosted it has ended; look at the output of the ranks that train "
+                f"({error})"
             ) from error
         if text is not None:
             raise RankFailure(text)
+
+    def _has_lost_rank_0(self) -> bool:
+        """Returns True if the connection to rank 0 has closed. Another thread may notice this a moment later than the end of the store."""
+        until = time.monotonic() + _NEWS_SECONDS
+        while self.lifelines is not None and 0 not in self.lifelines.closed and time.monotonic() < until:
+            time.sleep(_LONGEST_PAUSE)
+        return self.lifelines is not None and 0 in self.lifelines.closed
 
     def leave(self, stay: bool = True) -> None:
         """Lets the process that hosts the store end.
@@ -189,12 +202,21 @@ class Roles:
             if stay:
                 self._stay()
 
-    def _stay(self) -> None:
-        """Waits until all storage ranks have left, if this process hosts the store."""
+    def _stay(self, also_for_trainers: bool = False) -> None:
+        """Waits until all storage ranks have left, if this process hosts the store.
+
+        Args:
+            also_for_trainers: the wait is limited only once the scripts of all ranks that train have ended, or one is lost.
+        """
+        trainers = [_ended(rank) for rank in range(self.num_trainers)]
         until = time.monotonic() + _STAY_SECONDS
         while is_hosted_here(self._store) and time.monotonic() < until:
             if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
                 break
+            job = self._job()
+            is_lost = job is None or job.heard is not None
+            if also_for_trainers and not is_lost and not self._store.check(trainers):
+                until = time.monotonic() + _STAY_SECONDS
             time.sleep(_LONGEST_PAUSE)
 
 

@@ -312,6 +312,30 @@ def test_a_storage_rank_that_is_interrupted_is_named(stored: Path) -> None:
     ]
 
 
+def _rank_0_is_killed(rank: int, part: Any) -> None:
+    loader_of(part)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+
+
+def test_storage_names_a_killed_rank_that_hosts_the_store(stored: Path) -> None:
+    found = distributed.run(on_ranks, 3, 1, _rank_0_is_killed, stored, may_fail=True, rank_0_hosts=True)
+    text = "rank 0 went away, and with it the job's key-value store; look at its output first"
+    assert text in found[2].text, found
+
+
+def _ends_later(rank: int, part: Any) -> bool:
+    roles._STAY_SECONDS = 0.1
+    time.sleep(rank)
+    return True
+
+
+def test_the_host_of_the_store_stays_until_the_last_script_has_ended(stored: Path) -> None:
+    """However long this takes."""
+    assert run(_ends_later, 2, 1, stored, rank_0_hosts=True) == [True, True]
+
+
 _SCRIPT = """
 import sys
 import salientpp
