@@ -69,6 +69,7 @@ class Lifelines:
         self._listening: socket.socket | None = None
         self._unknown: dict[socket.socket, bytes] = {}
         self._unanswered: dict[socket.socket, int] = {}
+        self._reached: set[int] = set()
         self.ranks: dict[int, socket.socket] = {}
         self.closed: set[int] = set()
         if rank in storage:
@@ -93,11 +94,8 @@ class Lifelines:
         Raises:
             RuntimeError: the store is gone.
         """
-        for other in [*self._missing]:
-            if self.store.check([_key(other)]):
-                self._connect(other)
-        closed = []
-        for event, _ in self._selector.select(seconds):
+        closed = [other for other in [*self._missing] if self.store.check([_key(other)]) and self._connect(other)]
+        for event, _ in self._selector.select(0 if closed else seconds):
             found: Any = event.fileobj
             if found is self._listening:
                 self._accept()
@@ -112,7 +110,7 @@ class Lifelines:
                 self._forget(found)
                 closed += [rank for rank, each in self.ranks.items() if each is found]
         for rank in closed:
-            del self.ranks[rank]
+            self.ranks.pop(rank, None)
         self.closed.update(closed)
         return closed
 
@@ -158,14 +156,25 @@ class Lifelines:
 
     # --- all ranks ------------------------------------------------------------------------------------------
 
-    def _connect(self, other: int) -> None:
-        """Connects to a storage rank that listens. If it cannot be reached, the next call of :meth:`wait` tries again."""
+    def _connect(self, other: int) -> bool:
+        """Connects to a storage rank that listens. If it cannot be reached, the next call of :meth:`wait` tries again.
+
+        Returns True if the rank is gone: it was reached earlier, and nothing listens there any more.
+        """
         place = json.loads(self.store.get(_key(other)))
-        with contextlib.suppress(OSError):
+        try:
             made = _connected(place["host"] or _host_of(self.store) or "localhost", place["port"])
+            self._reached.add(other)
             made.sendall(f"{place['secret']}{self.rank:0{_RANK_BYTES}d}".encode())
             self._unanswered[self._watched(made)] = other
             self._missing.remove(other)
+        except ConnectionRefusedError:
+            if other in self._reached:
+                self._missing.remove(other)
+                return True
+        except OSError:
+            pass
+        return False
 
     def _watched(self, connection: socket.socket) -> socket.socket:
         _open.add(connection)

@@ -187,6 +187,14 @@ def test_a_rank_whose_connection_was_closed_for_strangers_connects_again(
         until(lambda: all([are_open(stored, 0), are_open(trains, 2)]))
 
 
+def test_a_storage_rank_that_is_gone_before_it_answers_is_noticed(store: dist.Store) -> None:
+    with Lifelines(store, 0, range(2, 3)) as trains:
+        with Lifelines(store, 2, range(2, 3)):
+            assert trains.wait(0.01) == [] and not trains.are_all
+        assert until(lambda: trains.wait(0.01)) == [2]
+        assert trains.wait(0.01) == [], "it is told once"
+
+
 def test_another_program_on_the_port_is_no_storage_rank(store: dist.Store) -> None:
     """A store in a file may be on a host where a storage rank of another host cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as other:
