@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 #: Number of the wire format. Raise it with every change of what ranks send each other: keys, texts, numbers, their order and their count.
-WIRE_FORMAT = 14
+WIRE_FORMAT = 15
 
 #: Seconds that the process which hosts the store waits, after an error, until the others have read the greetings.
 _STAY_SECONDS = 2.0
