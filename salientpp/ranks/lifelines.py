@@ -233,7 +233,9 @@ def _own_address(store: dist.Store) -> str:
         with socket.socket(family, kind, number) as probe:
             probe.connect(place)  # sends nothing
             own = str(probe.getsockname()[0])
-        if _is_loopback(host) or not _is_loopback(own):
+        if "%" not in own and (
+            _is_loopback(host) or not _is_loopback(own)
+        ):  # a link-local address is not the same for others
             return own
     return ""
 

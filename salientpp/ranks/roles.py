@@ -206,16 +206,16 @@ class Roles:
         """Waits until all storage ranks have left, if this process hosts the store.
 
         Args:
-            also_for_trainers: the wait is limited only once the scripts of all ranks that train have ended, or one is lost.
+            also_for_trainers: the wait is limited only once the scripts of all ranks that train have ended, or the processes of all storage ranks.
         """
         trainers = [_ended(rank) for rank in range(self.num_trainers)]
         until = time.monotonic() + _STAY_SECONDS
         while is_hosted_here(self._store) and time.monotonic() < until:
             if self._store.add(f"{_PREFIX}/left", 0) >= self._num_storage_ranks:
                 break
-            job = self._job()
-            is_lost = job is None or job.heard is not None
-            if also_for_trainers and not is_lost and not self._store.check(trainers):
+            closed = set[int]() if self.lifelines is None else self.lifelines.closed
+            is_left = sum(rank >= self.num_trainers for rank in closed) == self._num_storage_ranks
+            if also_for_trainers and not is_left and not self._store.check(trainers):
                 until = time.monotonic() + _STAY_SECONDS
             time.sleep(_LONGEST_PAUSE)
 
