@@ -118,9 +118,8 @@ class Lifelines:
 
     def _listen(self) -> None:
         own = _own_address(self.store)
-        is_both = (
-            own == "" and socket.has_dualstack_ipv6()
-        )  # the others may reach this host by an address of either kind
+        # The others may reach this host by an address of either kind.
+        is_both = own == "" and socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_both or ":" in own else socket.AF_INET
         self._listening = socket.create_server((own, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=is_both)
         _open.add(self._listening)
@@ -233,9 +232,8 @@ def _own_address(store: dist.Store) -> str:
         with socket.socket(family, kind, number) as probe:
             probe.connect(place)  # sends nothing
             own = str(probe.getsockname()[0])
-        if "%" not in own and (
-            _is_loopback(host) or not _is_loopback(own)
-        ):  # a link-local address is not the same for others
+        is_for_others = not _is_loopback(own) and "%" not in own  # an address with a zone is of one link
+        if is_for_others or _is_loopback(host):
             return own
     return ""
 

@@ -34,7 +34,7 @@ GRACE = timedelta(seconds=5)
 #: way. With torch's two threads they would wait for each other.
 _THREADS = 6
 
-#: Seconds between two looks for a lost process while a rank connects.
+#: Most seconds between two looks for a lost process while a rank meets others.
 _LOOK_SECONDS = 0.1
 
 #: What a rank waits for in a roll call.
@@ -202,7 +202,7 @@ class Roll:
                 # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
                 while time.monotonic() < started + seconds and not self._store.check(keys):
                     is_long = time.monotonic() > started + SLICE_SECONDS
-                    if is_long and (text := self.job.lost()) is not None:
+                    if (text := self.job.heard or (self.job.lost() if is_long else None)) is not None:
                         raise RankFailure(text)
                     if call == "before":
                         # A rank of another version may never answer, but it has greeted.
@@ -213,7 +213,7 @@ class Roll:
                             wait = wait or Wait(self.progress, 0)
                             self._look_for_standstill(wait)
                     time.sleep(pause)
-                    pause = min(2 * pause, SLICE_SECONDS)
+                    pause = min(2 * pause, _LOOK_SECONDS if self.job.is_watched else SLICE_SECONDS)
                 return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
         finally:
             if wait is not None:
