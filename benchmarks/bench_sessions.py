@@ -1,4 +1,4 @@
-"""Measures sessions with storage hosts under failures and load. Writes results/sessions.json.
+"""Measures sessions with storage hosts under failures and load. Writes results/session_losses.json, and results/sessions.json with the other parts.
 
     python benchmarks/bench_sessions.py [--kills 100] [--parts kills losses slow]
 
@@ -83,8 +83,11 @@ def main() -> None:
                     begin = time.monotonic()
                     found |= MEASURES[part](hosts, arguments)
                     print(f"{part}: {time.monotonic() - begin:.0f} s", flush=True)
-    rows = found.pop("rows", [])
-    write_results("sessions", rows, **found, fanouts=FANOUTS, seed=arguments.seed, load_before=load)
+    more = {"fanouts": FANOUTS, "seed": arguments.seed, "load_before": load}
+    if "losses" in found:
+        write_results("session_losses", **found.pop("losses"), **more)
+    if found:
+        write_results("sessions", [], **found, **more)
 
 
 @contextmanager
@@ -239,7 +242,7 @@ def measure_losses(hosts: Hosts, arguments: argparse.Namespace) -> dict[str, Any
             print(f"    {rows[-1]['seconds_of']}", flush=True)
         for name, text in rows[-1]["unnamed"].items():
             print(f"    {name} says: {text}", flush=True)
-    return {"rows": rows, "timeout": TIMEOUT}
+    return {"losses": {"rows": rows, "timeout": TIMEOUT}}
 
 
 @dataclass(frozen=True)

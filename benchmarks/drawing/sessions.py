@@ -114,7 +114,7 @@ def _seconds(value: float) -> str:
 
 DRAWN: Drawn = {
     "sessions_kills": ("sessions", draw_kills),
-    "sessions_losses": ("sessions", draw_losses),
+    "sessions_losses": ("session_losses", draw_losses),
     "losses_of_jobs": ("losses", draw_losses_of_jobs),
     "sessions_slow": ("sessions", draw_slow),
 }

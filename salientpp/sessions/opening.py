@@ -53,6 +53,29 @@ class Session:
     files: Files
 
 
+class _News:
+    """Hears from the servers why a session cannot go on.
+
+    Attributes:
+        job: the job of the session; None before it exists.
+        text: the first reason that was heard; None: none so far.
+    """
+
+    def __init__(self, attended: Sequence[Connection]) -> None:
+        self._attended = attended
+        self.job: weakref.ref[Job] | None = None
+        self.text: str | None = None
+
+    def lose(self, text: str) -> None:
+        """Runs when a storage server says that a process of the session is lost, or when this server itself is lost. Tells the other servers."""
+        self.text = self.text or text
+        if (there := None if self.job is None else self.job()) is not None:
+            there.heard = there.heard or text
+        for connection in [*self._attended]:
+            with contextlib.suppress(StorageError):
+                connection.tell_lost(text)
+
+
 class Files:
     """Fetches files of the directory that storage hosts serve. A host that serves a copy of some parts lacks the files of others."""
 
@@ -97,6 +120,7 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
     own = Job.default()
     comm, task, seconds = Comm.create(None, timeout), f"open a session with {address}", timeout.total_seconds()
     attended: list[Connection] = []
+    news = _News(attended)
     try:
         with comm.together(task) as told:
             token = find_token()
@@ -109,6 +133,7 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
             if comm.rank == 0:
                 for host in hosts:
                     store = _begin(Connection(host, token, seconds), attended, described, name, comm.size, store)
+                    attended[-1].keep_beating(news.lose)  # while it waits for the other hosts and ranks, too
             told.mine = {"session": name, "store": store}
         name, store = (told.everyone[0][key] for key in ("session", "store"))
         with comm.together(task):
@@ -116,6 +141,7 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
                 for host in hosts:
                     attended.append(Connection(host, token, seconds))
                     attended[-1].request(do="attend", session=name, rank=comm.rank)
+                    attended[-1].keep_beating(news.lose)
             meeting = meet(name, store, timeout, hosts[0])
     except BaseException as error:
         for connection in attended:
@@ -127,8 +153,8 @@ def open_session(address: str, timeout: timedelta = DEFAULT_TIMEOUT) -> Session:
         meeting, comm.rank, comm.size + len(hosts), name, attended[0].own_host, launched, of, f"rank {comm.size}{of}"
     )
     files, unused = Files(hosts, token, seconds), queue.SimpleQueue[None]()
-    for connection in attended:
-        connection.keep_beating(functools.partial(_lose, weakref.ref(job), attended))
+    news.job = weakref.ref(job)
+    job.heard = news.text
     threading.Thread(target=_await_end, args=(unused, attended, files), name="salientpp-end", daemon=True).start()
     # After the end of the roles, which tells the storage ranks that this script has ended. So the roles are made later.
     multiprocessing.util.Finalize(job, _end, (unused, attended, files), exitpriority=-1)
@@ -209,15 +235,6 @@ def _end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files:
 def _await_end(unused: queue.SimpleQueue[None], attended: Sequence[Connection], files: Files) -> None:
     unused.get()
     _close(attended, files)
-
-
-def _lose(job: weakref.ref[Job], attended: Sequence[Connection], text: str) -> None:
-    """Runs when a storage server says that a process of the session is lost, or when this server itself is lost. Tells the other servers."""
-    if (there := job()) is not None:
-        there.heard = there.heard or text
-    for connection in attended:
-        with contextlib.suppress(StorageError):
-            connection.tell_lost(text)
 
 
 def _close(attended: Sequence[Connection], files: Files) -> None:
