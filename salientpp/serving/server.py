@@ -40,6 +40,9 @@ _ACCEPTED_AT_ONCE, _BACKLOG = 8, 1024
 #: Seconds between two lines in the log about refused connections.
 _REFUSED_SECONDS = 1.0
 
+#: Seconds after the timeout of a client in which the server reads what arrived before.
+_LATE_SECONDS = 0.5
+
 
 class Refused(Exception):
     """A connection that the server ends before the proof of the token. The client gets the text."""
@@ -179,7 +182,7 @@ class Server:
         while True:
             patience = None if peer.session is None else peer.session.spec.timeout
             try:
-                what = await asyncio.wait_for(peer.receive(MOST_REQUEST), patience)
+                what = await _next(peer, patience)
                 if (do := what.get("do")) == "beat":
                     continue
                 if do == "lost":
@@ -254,8 +257,7 @@ class Server:
             raise Mistake("this server is being stopped")
         session = self._sessions[spec.session] = Session(spec, peer.name, self._end, self._lose)
         first = await session.begin(self._run, self._context)
-        if session.ended.is_set():
-            raise Mistake(f"the session {session.outcome()}")
+        _check_goes_on(session)
         self._join(peer, session, 0)
         self._log(f"session {spec.session} of {peer.name} begins; ranks that train: {spec.trainers}")
         await peer.send({"store": first})
@@ -269,6 +271,7 @@ class Server:
             raise Mistake(f"this connection belongs to session {peer.session.spec.session} already; make another one")
         if rank in session.attending:
             raise Mistake(f"rank {rank} attends session {session.spec.session} already")
+        _check_goes_on(session)
         self._join(peer, session, rank)
         await peer.send({})
 
@@ -320,6 +323,23 @@ class Server:
         more = f" (and {self._refused:,} more such events before)" if self._refused else ""
         self._refused, self._refused_at = 0, now
         self._log(f"{text}{more}")
+
+
+async def _next(peer: Peer, patience: float | None) -> dict[str, Any]:
+    """Receives a client's next request, within ``patience`` seconds; None: without a limit. Raises what ``peer.receive`` raises, and asyncio.TimeoutError."""
+    try:
+        return await asyncio.wait_for(peer.receive(MOST_REQUEST), patience)
+    except asyncio.TimeoutError:
+        if patience is None:
+            raise
+        # If this server was stopped itself, the client's beats have arrived and were not read.
+        return await asyncio.wait_for(peer.receive(MOST_REQUEST), _LATE_SECONDS)
+
+
+def _check_goes_on(session: Session) -> None:
+    """Raises Mistake if a session is lost or has ended. Its ranks have been told why, and a rank that comes later would not hear it."""
+    if session.lost is not None or session.ended.is_set():
+        raise Mistake(f"session {session.spec.session} {session.outcome()}")
 
 
 def listen(address: Address) -> socket.socket:

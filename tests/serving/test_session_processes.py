@@ -203,6 +203,31 @@ def test_beats_keep_a_session_with_a_short_timeout(server):
         assert server.told("ab1") == "" and not owner.has_ended
 
 
+def test_a_server_that_was_stopped_loses_no_session(server):
+    """What its clients and its processes sent meanwhile counts."""
+    with server.connect() as owner:
+        server.open(owner, "ab2", timeout=2)
+        owner.keep_beating(lambda text: None)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            time.sleep(7)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        time.sleep(3)
+        assert server.told("ab2") == "" and not owner.has_ended
+
+
+def test_a_rank_that_comes_after_a_loss_is_told_of_it(server):
+    owner, late = server.connect(), server.connect()
+    server.open(owner, "b8", trainers=2)
+    owner.close(bye=False)
+    until(lambda: server.told("b8"))
+    # Its process is killed a moment later, and then the server has forgotten it.
+    with pytest.raises(StorageError, match="session b8 was lost: rank 0 of the job went away|no session b8 here"):
+        late.request(do="attend", session="b8", rank=1)
+    late.close()
+
+
 def test_requests_of_a_session_count_as_answers(server):
     with server.connect() as owner:
         server.open(owner, "aa", timeout=2)
