@@ -128,15 +128,16 @@ class Roll:
 
     def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
         """Makes new connections between the ranks, which all have answered the roll call."""
-        # If the wait for gloo is given up, it must not keep others waiting for the store.
-        own: Any = self._store.clone() if self.job.is_watched else self._store  # type: ignore[attr-defined]  # torch's type stubs lack it
-        store = dist.PrefixStore(f"{self.prefix}/gloo", own)
         try:
             # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that
             # ranks with other groups may not find. torch's debugging wraps its groups, and does not pass the timeout on. gloo tries to connect five
             # times, each for as long as it would wait in a collective.
             options = _gloo_options(max(timeout / 5, timedelta(seconds=2)), self.job.address)
-            host = self._unless_lost(lambda: dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options))
+            host = self._unless_lost(
+                lambda store: dist.ProcessGroupGloo(
+                    dist.PrefixStore(f"{self.prefix}/gloo", store), self.rank, len(self.ranks), options
+                )
+            )
         except RankFailure:
             raise
         except RuntimeError as error:
@@ -168,15 +169,17 @@ class Roll:
             )
         return Groups(host, device, number)
 
-    def _unless_lost(self, connect: Callable[[], Any]) -> Any:
-        """Returns ``connect()``. If a process of the job is lost meanwhile, leaves it to a thread and raises RankFailure, because gloo tries for minutes."""
+    def _unless_lost(self, connect: Callable[[dist.Store], Any]) -> Any:
+        """Returns ``connect(store)``. If a process of the job is lost meanwhile, leaves it to a thread and raises RankFailure: gloo tries for minutes."""
         if not self.job.is_watched:
-            return connect()
+            return connect(self._store)
         made = futures.Future[Any]()
 
         def run() -> None:
             try:
-                made.set_result(connect())
+                # A connection of its own, so that it keeps nobody waiting for the store. To make it may take as long as gloo.
+                clone: Any = self._store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
+                made.set_result(connect(clone()))
             except Exception as error:
                 made.set_exception(error)
 

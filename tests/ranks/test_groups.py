@@ -6,10 +6,12 @@ import gc
 import os
 import random
 import resource
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import distributed
 import pytest
@@ -22,7 +24,9 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.ranks import roll
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.groups import Circle
+from salientpp.ranks.job import Job
 from salientpp.ranks.waiting import SLICE_SECONDS
 
 FANOUTS, BATCH = [3, 2], 8
@@ -447,3 +451,29 @@ def without_descriptors(rank: int) -> str:
 def test_a_rank_without_descriptors_says_so_to_all():
     for said in distributed.run(without_descriptors, 2):
         assert said.startswith("rank 1 has no file descriptors left to connect its loader"), said
+
+
+class _Unreachable:
+    """A store whose host answers earlier connections, and no new one."""
+
+    def __init__(self) -> None:
+        self._answers, self.let_go = dist.HashStore(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answers, name)
+
+    def clone(self) -> Any:
+        self.let_go.wait(10)
+        raise dist.DistNetworkError("there is no host any more")
+
+
+def test_a_rank_that_cannot_reach_the_store_again_hears_of_a_loss() -> None:
+    """It makes a connection of its own to the store before gloo connects. torch's client tries for its whole time-out."""
+    store = _Unreachable()
+    job = Job(store, 0, 2, "session")
+    job.tell_lost("rank 1 of the job went away")
+    try:
+        with pytest.raises(RankFailure, match="rank 1 of the job went away"):
+            roll.Roll(job, (0, 1))._connect(1, "gloo", timedelta(seconds=20))
+    finally:
+        store.let_go.set()

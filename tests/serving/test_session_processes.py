@@ -204,7 +204,7 @@ def test_beats_keep_a_session_with_a_short_timeout(server):
 
 
 def test_a_server_that_was_stopped_loses_no_session(server):
-    """What its clients and its processes sent meanwhile counts."""
+    """It reads the beats and reports that arrived meanwhile."""
     with server.connect() as owner:
         server.open(owner, "ab2", timeout=2)
         owner.keep_beating(lambda text: None)
