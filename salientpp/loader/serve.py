@@ -64,7 +64,7 @@ class Storage:
         except BaseException as error:
             if not self.job.name:  # in a session, the server tells them
                 self.job.tell_lost(f"rank {self.job.rank} ended early: {words_of(error)}")
-            self.roles.leave()
+            self.roles.leave(stay=False)
             raise
         self.roles.leave()
 

@@ -88,13 +88,17 @@ class Lifelines:
         """True if there is a connection to every storage rank to which this rank connects."""
         return not self._missing and not self._unanswered
 
-    def wait(self, seconds: float) -> list[int]:
+    def wait(self, seconds: float, connects: bool = True) -> list[int]:
         """Waits until something happens to a connection, at most for ``seconds``. Returns the ranks whose connections have closed.
+
+        Args:
+            connects: connect to missing storage ranks before. Without it, the store is not needed.
 
         Raises:
             RuntimeError: the store is gone.
         """
-        closed = [other for other in [*self._missing] if self.store.check([_key(other)]) and self._connect(other)]
+        missing = [*self._missing] if connects else []
+        closed = [other for other in missing if self.store.check([_key(other)]) and self._connect(other)]
         for event, _ in self._selector.select(0 if closed else seconds):
             found: Any = event.fileobj
             if found is self._listening:

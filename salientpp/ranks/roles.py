@@ -40,7 +40,10 @@ _BEAT_SECONDS, _SILENT_SECONDS = 2.0, 300.0
 _WATCH_PAUSE = 0.2
 
 #: Seconds in which a storage rank must have noticed that rank 0 is gone, if the store is gone with it.
-_NEWS_SECONDS = 0.5
+_NEWS_SECONDS = 2.0
+
+#: Number of looks for a lost process after the store is gone.
+_LAST_LOOKS = 20
 
 #: Longest time, in seconds, that the end of a process waits for the thread that watches the others.
 _END_SECONDS = 2.0
@@ -249,26 +252,36 @@ class _Silence:
 
 def _watch(job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines, over: threading.Event) -> None:
     """Watches the processes of a job, and renews the beat of this one. Runs in a thread until the process ends, or the store is gone."""
-    with contextlib.suppress(RuntimeError), lifelines:
-        clone: Any = store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
-        lifelines.store = own = clone()  # another thread that waits for the store would keep this one waiting
-        beat_at, pause = 0.0, _FIRST_PAUSE
-        for number in itertools.count():
-            closed = lifelines.wait(_WATCH_PAUSE if lifelines.are_all else pause)
-            if time.monotonic() > beat_at:
-                own.set(_beat_of(lifelines.rank), str(number))
-                beat_at = time.monotonic() + _BEAT_SECONDS
-            lost = [rank for rank in closed if not own.check([_ended(rank)])]
-            if (there := job()) is not None:
-                if lost:
-                    there.tell_lost(
-                        f"{in_words(lost)} went away; look at {'its' if len(lost) == 1 else 'their'} output first", own
-                    )
-                there.lost(own)
-            del there
-            pause = min(1.2 * pause, _WATCH_PAUSE)
-            if over.is_set():
-                return
+    with lifelines:
+        try:
+            _watch_while_there_is_a_store(job, store, lifelines, over)
+        except RuntimeError:  # the store is gone, and so may be the rank that hosted it
+            for _ in range(_LAST_LOOKS):
+                lifelines.wait(_NEWS_SECONDS / _LAST_LOOKS, connects=False)
+
+
+def _watch_while_there_is_a_store(
+    job: weakref.ref[Job], store: dist.Store, lifelines: Lifelines, over: threading.Event
+) -> None:
+    clone: Any = store.clone  # type: ignore[attr-defined]  # torch's type stubs lack it
+    lifelines.store = own = clone()  # another thread that waits for the store would keep this one waiting
+    beat_at, pause = 0.0, _FIRST_PAUSE
+    for number in itertools.count():
+        closed = lifelines.wait(_WATCH_PAUSE if lifelines.are_all else pause)
+        if time.monotonic() > beat_at:
+            own.set(_beat_of(lifelines.rank), str(number))
+            beat_at = time.monotonic() + _BEAT_SECONDS
+        lost = [rank for rank in closed if not own.check([_ended(rank)])]
+        if (there := job()) is not None:
+            if lost:
+                there.tell_lost(
+                    f"{in_words(lost)} went away; look at {'its' if len(lost) == 1 else 'their'} output first", own
+                )
+            there.lost(own)
+        del there
+        pause = min(1.2 * pause, _WATCH_PAUSE)
+        if over.is_set():
+            return
 
 
 def _end_watch(watching: threading.Thread, over: threading.Event) -> None:

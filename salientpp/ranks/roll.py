@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import json
+import multiprocessing.util
 import os
 import threading
 import time
@@ -36,6 +37,9 @@ _THREADS = 6
 
 #: Most seconds between two looks for a lost process while a rank meets others.
 _LOOK_SECONDS = 0.1
+
+#: Most seconds that the end of a process waits for a connection that was given up.
+_END_SECONDS = 2.0
 
 #: What a rank waits for in a roll call.
 _MEETING = "to make a loader, open a part or begin inference"
@@ -183,9 +187,12 @@ class Roll:
             except Exception as error:
                 made.set_exception(error)
 
-        threading.Thread(target=run, name="salientpp-connect", daemon=True).start()
+        connecting_there = threading.Thread(target=run, name="salientpp-connect", daemon=True)
+        connecting_there.start()
         while not futures.wait([made], _LOOK_SECONDS).done:
             if (lost := self.job.lost()) is not None:
+                # The interpreter aborts a process that exits while a thread returns from the store.
+                multiprocessing.util.Finalize(None, connecting_there.join, (_END_SECONDS,), exitpriority=-1)
                 raise RankFailure(lost)
         return made.result()
 

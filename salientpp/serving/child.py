@@ -87,7 +87,7 @@ class Session:
         on_silence: Callable[[Session, str], None],
     ) -> None:
         self.spec, self.peer, self._on_end, self._on_silence = spec, peer, on_end, on_silence
-        self._has_reported, self._silent = True, 0.0
+        self._has_reported, self._silent, self._has_left = True, 0.0, False
         self.attending: set[int] = set()
         self.lost: str | None = None
         self.ended = asyncio.Event()
@@ -143,6 +143,7 @@ class Session:
 
     def leave(self) -> None:
         """Gives the process time to end by itself, because all ranks that train have said bye."""
+        self._has_left = True
         self._loop.call_later(LEFT_SECONDS, self.kill)
 
     async def stop(self, why: str) -> None:
@@ -229,7 +230,7 @@ class Session:
         """Counts the seconds without a report. While the server is stopped itself, it does not count."""
         self._silent = 0.0 if self._has_reported else self._silent + _LOOK_SECONDS
         self._has_reported = False
-        if self.ended.is_set():
+        if self.ended.is_set() or self._has_left:
             return
         if self._silent < (longest := max(self.spec.timeout, _LEAST_SILENCE)):
             self._loop.call_later(_LOOK_SECONDS, self._look)
