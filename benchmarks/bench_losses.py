@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from bench_sessions import FANOUTS, HANG, STAGES, TIMEOUT, is_alive
+from bench_sessions import FANOUTS, STAGES, TIMEOUT, is_alive, watch
 from common import generated, write_results
 from session_jobs import Job, JobSpec, Rank
 from storage_server import until
@@ -60,9 +60,9 @@ def main() -> None:
 
 def _lose(root: str, victim: int, stage: str, how: signal.Signals, delay: float) -> dict[str, Any]:
     """Loses a rank at a stage of the first rank that trains and is not lost. A storage rank has no stages but ``load``."""
-    stops = how == signal.SIGSTOP
-    spec = JobSpec(root, "", ranks=TRAINERS + STORAGE, storage_ranks=STORAGE, sleep=0.02, pause=0.5)
-    job = Job(JobSpec(**{**vars(spec), "timeout": TIMEOUT if stops else None}))
+    timeout = TIMEOUT if how == signal.SIGSTOP else None
+    ranks = {"ranks": TRAINERS + STORAGE, "storage_ranks": STORAGE}
+    job = Job(JobSpec(root, "", **ranks, sleep=0.02, pause=0.5, timeout=timeout))
     watched = job.ranks if stage == "in load" else job.ranks[:TRAINERS]
     for rank in watched:
         rank.wait_for(STAGES[stage][0])
@@ -72,17 +72,17 @@ def _lose(root: str, victim: int, stage: str, how: signal.Signals, delay: float)
         time.sleep(delay)
     os.kill(job.ranks[victim].pid, how)
     lost = time.monotonic()
-    others = [rank for number, rank in enumerate(job.ranks) if number != victim]
-    ends = _watch(others, lost)
+    others = {number: rank for number, rank in enumerate(job.ranks) if number != victim}
+    ends = [*watch(job, {("rank", number): rank.pid for number, rank in others.items()}, lost).values()]
     time.sleep(0.1)
-    texts = {job.ranks.index(rank): _text(rank) for rank in others}
+    texts = {number: _text(rank) for number, rank in others.items()}
     unnamed = {number: text for number, text in texts.items() if not re.search(rf"\branks? (\d, )*{victim}\b", text)}
     job.ranks[victim].process.kill()  # a stopped one cannot end otherwise
     left = 0
     try:
-        until(lambda: not any(is_alive(rank.pid) for rank in others), 15)
+        until(lambda: not any(is_alive(rank.pid) for rank in others.values()), 15)
     except AssertionError:
-        left = sum(is_alive(rank.pid) for rank in others)
+        left = sum(is_alive(rank.pid) for rank in others.values())
     job.kill()
     known = [end for end in ends if end is not None]
     return {
@@ -99,20 +99,6 @@ def _lose(root: str, victim: int, stage: str, how: signal.Signals, delay: float)
         "left": left,
         "example": next(iter(texts.values()), ""),
     }
-
-
-def _watch(others: list[Rank], lost: float) -> list[float | None]:
-    """Waits until the others have raised an error or ended. Returns their seconds; None: it did not."""
-    ends: list[float | None] = [None] * len(others)
-    while None in ends and time.monotonic() < lost + HANG:
-        for number, rank in enumerate(others):
-            raised = rank.said("raised")
-            if ends[number] is None and raised is not None:
-                ends[number] = raised.time - max(lost, raised.values[0])
-            elif ends[number] is None and not is_alive(rank.pid):
-                ends[number] = time.monotonic() - lost
-        time.sleep(0.002)
-    return ends
 
 
 def _text(rank: Rank) -> str:

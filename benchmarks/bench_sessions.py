@@ -298,7 +298,7 @@ def _lose(hosts: Hosts, case: Case, delay: Callable[[], float]) -> dict[str, Any
     os.kill(processes[name], case.how)
     lost = time.monotonic()
     others = {other: pid for other, pid in processes.items() if other != name and other[0] != "server on host"}
-    ends = _watch(job, others, lost)
+    ends = watch(job, others, lost)
     texts = _texts(hosts, job, name, log)
     row = _row(hosts, case, ends, texts)
     _clean_up(hosts, job, case, processes[name], [*below_victim[1:], *others.values()], row)
@@ -312,7 +312,7 @@ def _processes(hosts: Hosts, job: Job) -> dict[tuple[str, int], int]:
     return found | {("server on host", index): server.pid for index, server in enumerate(hosts.processes)}
 
 
-def _watch(job: Job, others: dict[tuple[str, int], int], lost: float) -> dict[tuple[str, int], float | None]:
+def watch(job: Job, others: dict[tuple[str, int], int], lost: float) -> dict[tuple[str, int], float | None]:
     """Waits until the others have ended or raised. Returns their seconds; None: it did not."""
     ends: dict[tuple[str, int], float | None] = dict.fromkeys(others)
     while None in ends.values() and time.monotonic() < lost + HANG:
